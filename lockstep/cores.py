@@ -48,7 +48,6 @@ def cgroup_cores(root: Path = Path("/")) -> float:
 
 
 def _quota(folder: Path) -> float:
-    """The quota of one control group, in cores."""
     v2, v1_quota, v1_period = folder / "cpu.max", folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us"
     if v2.exists():
         quota, period = v2.read_text().split()

@@ -48,7 +48,6 @@ def inline_toml(value: Any) -> str:
 
 
 def _is_given(part: Any, field: Any) -> bool:
-    """Whether a field has another value than its default."""
     default = field.default if field.default_factory is MISSING else field.default_factory()
     return field.init and (default is MISSING or bool(getattr(part, field.name) != default))
 

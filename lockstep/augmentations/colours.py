@@ -322,7 +322,6 @@ class _Adjustments(ColourOption):
         return 3 if {"hue", "saturation"} & {*self.bounds} else None
 
     def coloured(self, images: Tensor, numbers: Tensor) -> Tensor:
-        """Compute them one after the other."""
         for name, number in zip(self.bounds, numbers[..., None, None, None].unbind(1), strict=True):
             # Brightness is said for a range of 1; the others are the same for any range.
             by = number * WHITE if name == "brightness" else number

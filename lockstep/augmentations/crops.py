@@ -518,7 +518,6 @@ def scaled_sides(sides: Int64s, short: Int64s) -> Int64s:
 
 
 def _cropped(batch: Fields, images: Sequence[Image], corners: Int64s, crop: CropOrPad | RandomCrop) -> Fields:
-    """Cut a square from each image, black where it lies outside, and take the objects with it."""
     moves = [*_window_moves(sides_of(images), corners, crop.size)]
     windows = []
     for pixels, by in zip(map(decoded, images), moves, strict=True):

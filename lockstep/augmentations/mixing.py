@@ -319,7 +319,6 @@ class _Tile(NamedTuple):
     onto: Move
 
     def draw(self, image: Image, square: Tensor) -> None:
-        """Decode what is seen of an image, and draw it."""
         top, left = -self.onto.region.top, -self.onto.region.left
         height, width = self.cut.to_height, self.cut.to_width
         pixels = resized(decoded(image, self.cut.region), height, width)

@@ -128,7 +128,6 @@ def _decoded_parts(images: Sequence[Image], parts: Sequence[ResizedPart], size: 
 
 
 def _check_floats(device: torch.device) -> None:
-    """Refuse a device without floats of 64 bits."""
     if device.type == "mps":
         raise InputError(
             "Apple's devices cannot resize images to the pixels of the host.",
@@ -139,7 +138,6 @@ def _check_floats(device: torch.device) -> None:
 
 
 def _can_wait(part: ResizedPart) -> bool:
-    """Whether a part is small enough to be resized on the device."""
     _, _, height, width = part.region
     covered = max(height / part.height, width / part.width)
     return height * width <= _MOST_PIXELS and covered <= _MOST_COVERED and max(part.height, part.width) <= _LONGEST

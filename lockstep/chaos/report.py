@@ -35,7 +35,6 @@ def run_differences(undisturbed: Path, disturbed: Path, *, bits: bool) -> list[s
 
 
 def _results(workdir: Path) -> dict[str, Any]:
-    """Return how far a run has come, by its last line, and how many attempts it has written down."""
     attempts = [line for line in json_lines(workdir / METRICS) if "position" in line]
     last = attempts[-1] if attempts else {}
     positions = [line["position"] for line in attempts]

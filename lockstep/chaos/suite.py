@@ -38,7 +38,6 @@ class Suite:
     """A recipe that is trained with faults, and for how long.
 
     Args:
-        recipe: as it is trained.
         folder: of the workdirs, empty.
         faults: names of `FAULTS`, each of which comes about as often.
         seed: of when they come, and whom they hit.
@@ -133,7 +132,6 @@ class Suite:
         return Interval(60 * self.minutes / _UNDISTURBED_SHARE / _SAVES, "seconds")
 
     def _train_undisturbed(self, words: Sequence[str]) -> float:
-        """Train without faults; returns how many seconds it took."""
         began = time.monotonic()
         command = TrainCommand(words, self.folder / "undisturbed")
         try:

@@ -67,7 +67,6 @@ class Disturbed:
     Args:
         words: of the command, without the workdir.
         workdir: not there yet.
-        dues: the faults that come.
         rng: draws whom they hit.
         recovers: whether the run is to survive lost workers without ending its command.
         data: what is trained on, where this may be damaged.

@@ -114,7 +114,6 @@ class _Layout:
         return cls(start, tensor.shape, torch.empty_like(tensor, device="meta").stride(), tensor.dtype)
 
     def within(self, memory: Tensor) -> Tensor:
-        """Return the tensor, a view of the memory."""
         end = self.start + math.prod(self.shape) * self.dtype.itemsize
         return memory[self.start : end].view(self.dtype).as_strided(self.shape, self.strides)
 

@@ -40,7 +40,6 @@ class Measurement:
 
     batch_size: int
     seconds: float
-    """Time of a step."""
     peak_bytes: int
     """The most memory in use in these steps: of an accelerator what tensors took, on a CPU what the process held."""
 

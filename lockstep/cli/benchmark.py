@@ -71,7 +71,6 @@ def _add_arguments(benchmark: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    """Measure, and write a table with a verdict, or JSON; the log says what is being measured."""
     from lockstep.cli.source import check_source, is_recipe
 
     if arguments.seconds is None:
@@ -274,7 +273,6 @@ def _as_text(what: str, loader: Loader, measured: Measured, advice: Advice) -> I
 
 
 def _cores(measured: Measured) -> Iterator[str]:
-    """Say how many cores devices of some speeds need, and the one that was measured."""
     from lockstep.cli.input_benchmark import DEVICE_RATES, cores_for
 
     if cores_for(measured, 1) is None:
@@ -295,7 +293,6 @@ def _paces(rows: Mapping[str, Timing]) -> Iterator[str]:
 
 
 def _table(lines: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Names to the left, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for name, *cells in lines:
         numbers = "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))

@@ -92,7 +92,6 @@ def _not_installed(library: str) -> InputError:
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[Any]:
-    """All arguments of a parser and of its commands."""
     for action in parser._actions:
         yield action
         if isinstance(action, argparse._SubParsersAction):

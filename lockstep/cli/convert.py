@@ -374,7 +374,6 @@ def _log_summary(summaries: Sequence[Summary], output: Path) -> dict[str, Any]:
 
 
 def _plain(counted: Summary | BoxCounts) -> dict[str, Any]:
-    """What was counted, for JSON."""
     return {name.removeprefix("num_"): value for name, value in asdict(counted).items()}
 
 

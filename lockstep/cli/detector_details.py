@@ -126,7 +126,6 @@ def _table(classes: list[ClassReport], of_all: ClassReport, min_score: float) ->
 
 
 def _errors(errors: Mapping[str, ErrorKind]) -> Iterator[str]:
-    """Yield the lines of what kinds the mistakes are; none without mistakes."""
     if any(error.mistakes for error in errors.values()):
         yield f"mistakes of all scores by kind, and how much higher mAP at an IoU of {IOU:g} would be without them:"
         counts = ["mistakes", *(f"{error.mistakes:,}" for error in errors.values())]

@@ -92,7 +92,6 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 
 
 def _check_no_recipe_is_meant(arguments: argparse.Namespace) -> None:
-    """Refuse flags that say something about a recipe where none is named."""
     names = ("towers", "workers", "workers_per_device", "threads", "device", "allow_code")
     flags = [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name)]
     if flags := flags + ["--set"] * bool(arguments.settings):

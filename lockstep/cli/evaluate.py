@@ -76,7 +76,6 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Refuse what can be refused without torch."""
     from lockstep.cli.given_run import scored_run
 
     scored_run(arguments)

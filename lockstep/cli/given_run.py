@@ -42,7 +42,6 @@ class ChosenRun(NamedTuple):
     """A run, and which of its weights are wanted."""
 
     path: Path
-    """The workdir."""
     recipe: Recipe
     step: int | None
     """Step of the checkpoint, which exists; None: the newest, or each new one."""
@@ -112,7 +111,6 @@ def _weights(arguments: argparse.Namespace, recipe: Recipe) -> Weights:
 
 
 def _check_saved(store: Store, step: int | None, *, may_wait: bool) -> None:
-    """Refuse a step without a checkpoint; None is any."""
     steps = store.steps()
     if not steps or step not in (None, *steps):
         wait = ", or add --follow to wait for it" if may_wait else ""
@@ -212,7 +210,6 @@ def given_recipe(arguments: argparse.Namespace) -> Recipe:
 
 
 def _named(word: str) -> tuple[Recipe, Path | None]:
-    """Return the recipe that a word names, and the folder where it is the one of a run."""
     folder = run_folder(word)
     if not is_url(word) and (word in names() or word.endswith(".toml")):
         return find(word), None
@@ -331,7 +328,6 @@ class ScoredRun:
     """The run, the examples and the weights to score, by the flags and the recipe of the run."""
 
     path: Path
-    """The workdir."""
     recipe: Recipe
     """The run's, with the settings of the flags."""
     split: str

@@ -183,7 +183,6 @@ def _text(path: Path) -> str:
 
 
 def _table(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield a line for each field, below its message: its line in the file, its value, and what becomes of it."""
     cells = [(str(row.place.line), f"  {row.name}", _short(row.value)) for row in rows]
     line, name, value = (max(map(len, column)) for column in zip(_HEAD, *cells, strict=True))
     yield f"{_HEAD[0]:>{line}}  {_HEAD[1]:{name}}  {_HEAD[2]:{value}}  becomes"

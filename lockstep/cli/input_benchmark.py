@@ -79,7 +79,6 @@ class Measured:
     num_readers: int
     """Loader processes or threads; 0 where the trainer's own process reads."""
     threads: bool
-    """Whether the readers are threads."""
     in_memory: bool
     """Whether the examples lie in memory, and are not prefetched."""
     num_cores: int

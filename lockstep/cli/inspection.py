@@ -90,7 +90,6 @@ def show_values(arguments: argparse.Namespace, source: WeightSource) -> int:
 
 
 def _inspect_tensor(source: WeightSource, name: str, *, norm: bool) -> _InspectedTensor:
-    """Read a tensor, which verifies its checksum if the format has one."""
     info = source.tensors[name]
     if not _is_numeric(info):
         return _InspectedTensor(name, info, None, "")
@@ -126,7 +125,6 @@ def _inspect_checkpoint(store: Store, step: int) -> _InspectedCheckpoint:
 
 
 def _step_of(source: WeightSource) -> int | None:
-    """Return the step at which the weights were saved, if the file tells."""
     if isinstance(source, RunWeights):
         return source.step
     for name, value in _metadata(source).items():
@@ -189,7 +187,6 @@ def _as_json(
 
 
 def _row(tensor: _InspectedTensor) -> tuple[str, str, str, str, str]:
-    """Return name, shape, dtype, size and norm of a tensor."""
     condition = "" if tensor.norm is None else f"norm {tensor.norm:.6g}"
     if tensor.problem and not tensor.is_missing:
         condition = "damaged"
@@ -356,7 +353,6 @@ def inspect_records(arguments: argparse.Namespace, files: Sequence[AnyPath]) -> 
 
 
 def _has_records(path: AnyPath) -> bool:
-    """Whether the first bytes are those of a record; of a compressed file, whether it has one."""
     try:
         with open_file(path) as file:
             head = file.read(HEAD_BYTES)

@@ -137,7 +137,6 @@ def _evenness(found: Found) -> str:
 
 
 def _choices(found: Found, chosen: Chosen) -> list[str]:
-    """Say what is trained, on what, from what, and how it is scored."""
     recipe, data = chosen.recipe, chosen.recipe.data
     task = "detector: where objects are, and what" if found.has_objects else "classifier: one class for each image"
     where = recipe.warm_start.path if recipe.warm_start else None
@@ -213,7 +212,6 @@ def _estimate(chosen: Chosen, num_steps: int) -> float:
 
 
 def _time_updates(recipe: Recipe) -> tuple[float, float]:
-    """Return how long a batch takes to read on one core, and an update, in seconds."""
     import torch
 
     from lockstep.recipes.parts import DataLoading

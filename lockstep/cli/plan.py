@@ -92,7 +92,6 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 
 
 def _request(arguments: argparse.Namespace) -> ProbeRequest:
-    """Return what is to be measured, and refuse what cannot be."""
     from lockstep.planning.model import Seating
     from lockstep.planning.start import ProbeRequest
 

@@ -63,7 +63,6 @@ class Command(NamedTuple):
     flags: Mapping[str, str] = MappingProxyType({})
     """Flags by the argument of the library that they give: errors name the flags."""
     has_quiet: bool = True
-    """Whether `--quiet` is a flag of the command."""
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse a command line, the name of the command first, which `main` has accepted before."""
@@ -389,11 +388,7 @@ def choose_num_workers(
 
 @contextmanager
 def join_workers(
-    device: str | None,
-    workers_per_device: int | None = None,
-    *,
-    shows_log: bool = True,
-    chief_serves: bool = False,
+    device: str | None, workers_per_device: int | None = None, *, shows_log: bool = True, chief_serves: bool = False
 ) -> Iterator[Worker]:
     """Make this process a worker: a signal ends the run after the step.
 

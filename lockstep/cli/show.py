@@ -91,7 +91,6 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 
 
 def _tell(arguments: argparse.Namespace, num_shown: int, num_bad: int, compared: Sequence[Compared]) -> None:
-    """Say what is on the page."""
     names = ("right", "wrong", "missed")
     counts = {name: sum(getattr(each, f"num_{name}") for each in compared) for name in names} if compared else None
     facts = {"file": arguments.to, "examples": num_shown, "problems": num_bad, "detections": counts}

@@ -45,7 +45,6 @@ class RunStatus:
     workers: int | None = None
     host: str | None = None
     checkpoint: int | None = None
-    """The step of the newest checkpoint."""
     seen_seconds_ago: float | None = None
     """When the run was last known to live, or ended."""
     notes: list[str] = field(default_factory=list)
@@ -86,7 +85,6 @@ def status_of(record: RunRecord) -> RunStatus:
 
 
 def _notes(record: RunRecord) -> Iterator[str]:
-    """Say what is wrong with a run."""
     from lockstep.reporting.console import format_duration
     from lockstep.runs.record import as_unix_seconds, seconds_since
 
@@ -341,7 +339,6 @@ def _check_field(name: str, of_all: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _fields(record: RunRecord | None) -> dict[str, Any]:
-    """Return the plain values of a recipe by their path, `optimizer.lr.initial`."""
     from lockstep.recipes.recipe import Recipe
     from lockstep.recipes.toml import FieldPath, write
 

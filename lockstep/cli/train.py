@@ -194,7 +194,6 @@ def is_first_start_on_data(arguments: argparse.Namespace) -> bool:
 
 
 def _check(arguments: argparse.Namespace, at_end: list[tuple[str, str]]) -> None:
-    """Refuse what can be refused without torch; note what is to be run at the end."""
     from lockstep.cli.given_run import check_without_torch
 
     check_without_torch(arguments, _read(arguments, at_end))

@@ -20,6 +20,8 @@ from lockstep.cli.shared import choose_num_workers, given_seat, join_workers, wo
 from lockstep.errors import InputError
 from lockstep.launcher.rendezvous import Seat
 from lockstep.owner import scratch_folder
+from lockstep.readers.mnist import mnist_folder, to_fetch
+from lockstep.recipes.data import MnistData
 from lockstep.recipes.recipe import Recipe
 from lockstep.run_files import SUMMARIES
 from lockstep.runs.run import Run, watch_of_launcher
@@ -30,6 +32,8 @@ from lockstep.served.exchanges import is_served, num_computing
 from lockstep.types import Steps
 from lockstep.workers.devices import num_accelerators
 from lockstep.workers.rank import Worker, join
+
+_NOT_FETCHED = "A dry run writes nothing. Where the data is there, it shows which worker computes what."
 
 
 def plan_training(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -104,6 +108,8 @@ def train_in_worker(arguments: argparse.Namespace) -> int:
     recipe, path = given_run(arguments)
     with join_workers(recipe.device, recipe.workers_per_device, chief_serves=is_served(recipe.exchange)) as worker:
         recipe = replace(recipe, num_towers=recipe.towers_for(worker.num_workers).num_towers)
+        if arguments.dry_run and _lacks_data(recipe, worker):
+            return 0
         if arguments.rehearse:
             return _rehearse(recipe, worker)
         run = Run(
@@ -136,6 +142,15 @@ def train_in_worker(arguments: argparse.Namespace) -> int:
             if path and recipe.watch.summaries.amount:
                 log.info("to see its curves: tensorboard --logdir %s", path / SUMMARIES)
     return 0
+
+
+def _lacks_data(recipe: Recipe, worker: Worker) -> bool:
+    data = recipe.data
+    own = to_fetch(mnist_folder(data.folder or None, data.cache)) if isinstance(data, MnistData) else ""
+    unfetched = [each for each in worker.group.gather(own) if each]
+    if unfetched and worker.is_chief:
+        print(f"not here yet, and {unfetched[0]}", _NOT_FETCHED, sep="\n", flush=True)
+    return bool(unfetched)
 
 
 def _log_result(result: Result) -> None:

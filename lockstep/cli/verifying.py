@@ -56,7 +56,6 @@ def plan_verifying(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _asked(arguments: argparse.Namespace, path: Path) -> tuple[int, int] | None:
-    """Check the flags; returns the first and last update that they name."""
     check_value("--threads", arguments.threads, NumThreads | None)
     check_value("--tolerance", arguments.tolerance, Annotated[float, Range(ge=0, finite=True)] | None)
     if not any((path / name).is_file() for name in (RECIPE, CHAIN)):

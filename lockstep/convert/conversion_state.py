@@ -168,7 +168,6 @@ def _shard(content: Mapping[str, Any]) -> Shard:
 
 
 def _matching(folder: Path, pattern: str) -> dict[str, Path]:
-    """Find the paths in a folder whose names match a regular expression, by name."""
     return {path.name: path for path in sorted(folder.iterdir()) if re.fullmatch(pattern, path.name)}
 
 

@@ -63,7 +63,6 @@ def imagenet_sets(
 def _list_images(
     root: Path, folder: Path, classes: Mapping[str, tuple[int, str]], boxes: Mapping[str, tuple[Box, ...]]
 ) -> list[LabelledImage]:
-    """List the images of a set, sorted by synset and name."""
     present = {path.name for path in folder.iterdir() if path.is_dir()}
     if missing := [name for name in classes if name not in present]:
         log.warning("No folder in %s for %s", folder, shorten(missing))
@@ -104,11 +103,8 @@ class BoxCounts:
     """The numbers of boxes, images and files that `write_boxes` has seen."""
 
     num_files: int
-    """XML files."""
     num_images: int
-    """Images with a box that was written."""
     num_boxes: int
-    """Boxes written."""
     num_skipped: int
     """Boxes of another class, or without an area."""
 

@@ -47,7 +47,6 @@ class Summary:
 
     num_shards: int
     num_kept: int
-    """Shards finished by an earlier start."""
     num_records: int
     num_bytes: int
     skipped: tuple[SkippedItem, ...]

@@ -36,10 +36,6 @@ class BatchReader:
     be read.
 
     Args:
-        reader: gives the examples.
-        augment: applied to them in this order.
-        seed: keys the draws of the augmentations.
-        rows_of: the rows of a batch.
         skip_bad: reads others in the place of bad examples; None raises what is wrong with them.
     """
 
@@ -148,7 +144,6 @@ def read_examples(reader: Reader, rows: Rows, seed: int) -> Fields:
 
 
 def _checked(fields: Any, num_rows: int, source: object) -> Fields:
-    """Return the fields if each has an entry for each row."""
     if not isinstance(fields, dict):
         raise _without_entries(source, f"a {type(fields).__name__}")
     for name, value in fields.items():

@@ -77,7 +77,6 @@ class _Copy(NamedTuple):
 
     rows: TimedResult[ReadRows]
     tensors: list[Tensor | Ragged]
-    """The tensors of the rows that are on the device."""
     event: torch.Event
     """Event that is recorded when they are on the device."""
 

@@ -73,7 +73,6 @@ class Seeded:
     Args:
         transform: gets the field of one example and returns its new value; an encoded image is decoded first, to uint8
             of shape (3, height, width).
-        field: of the batch.
     """
 
     transform: Callable[[Any], Any]

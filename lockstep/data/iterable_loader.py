@@ -36,7 +36,6 @@ class IterableLoader(Loader):
         batch_size: over all towers.
         epoch_size: examples in an epoch, for ends, intervals and schedules in epochs; None: there are no epochs.
         augment: as for `Loader`.
-        seed: of the augmentations' draws.
     """
 
     def __init__(

@@ -148,7 +148,6 @@ class _LoaderProcess(Generic[Job, Result]):
 
     @property
     def num_ready(self) -> int:
-        """Finished jobs whose results were not taken yet."""
         return self._notes.num_finished - self._num_taken
 
     @property
@@ -253,7 +252,6 @@ class _Notes(ctypes.Structure):
     """Jobs that are done; the trainer ends with the first that fails, and none from there on is counted."""
     name: bytes
     is_recorded: bool
-    """Whether a trace is on."""
     stages: ctypes.Array[_Stage]
     """What it has done while traces were on: each takes the place of the oldest."""
     _fields_ = (

@@ -57,7 +57,6 @@ class TorchvisionTransforms:
     loader processes. A loader with threads refuses it.
 
     Args:
-        transform: the pipeline.
         field: of the images; they are decoded first, to uint8 of shape (3, height, width).
 
     Raises:

@@ -32,7 +32,6 @@ class Rows:
     positions: Int64s
     """Positions in the stream; in an evaluation, equal to the indices."""
     indices: Int64s
-    """Indices of the examples."""
     partner_places: Int64s | None = None
     """For partners: where they stand in the stream, while `positions` are those of the examples that need them."""
 
@@ -79,12 +78,8 @@ class TrainingRows:
     """A worker's rows of the batches of a stream.
 
     Args:
-        order: of the examples.
-        size: number of examples.
-        seed: of the stream.
         batch_size: examples of a batch, over all towers.
         offsets: of this worker's rows within a batch, see `offsets_of`.
-        places: where the examples of the stream stand.
     """
 
     def __init__(

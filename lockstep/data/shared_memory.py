@@ -31,7 +31,6 @@ class Parcel(NamedTuple):
     tree: Any
     """The batch, with each tensor replaced by a `StoredTensor`, and each `Ragged` by a `StoredRagged`."""
     memory: int
-    """The number of the memory."""
     size: int
     """Size in bytes of a memory new to the trainer, whose descriptor follows; 0 for one that it knows."""
     given_up: Sequence[int]

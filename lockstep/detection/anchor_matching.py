@@ -172,7 +172,6 @@ class Sample(NamedTuple):
     places: Tensor
     """int64 (drawn,): of the anchors, counted over all images, in their order."""
     lengths: list[int]
-    """How many were drawn on each image."""
     num_positives: list[int]
     """How many of these learn an object."""
 

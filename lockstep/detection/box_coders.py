@@ -86,7 +86,6 @@ def _centre_and_size(boxes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _side(size: Tensor) -> Tensor:
-    """Return the side of a square of the same area: (..., 1)."""
     return size.prod(-1, keepdim=True).sqrt()
 
 

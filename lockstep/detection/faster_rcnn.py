@@ -17,10 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from lockstep.detection.anchor_matching import (
-    IGNORED,
-    match_images,
-)
+from lockstep.detection.anchor_matching import IGNORED, match_images
 from lockstep.detection.anchors import BackboneAnchors, by_anchor, in_order
 from lockstep.detection.blocks import IouSimilarity, PyramidAnchorGenerator, ThresholdMatcher, XYBoxCoder
 from lockstep.detection.box_coders import decode, encode
@@ -75,11 +72,9 @@ class FasterRcnnNet(DetectionModel):
     """Faster R-CNN on a feature pyramid.
 
     Args:
-        settings: all but the layers.
         backbone: maps images (batch, 3, height, width) to the levels of a pyramid, finest first. The coarsest has
             anchors alone, and no features of regions.
         rpn: maps the levels to objectness (batch, anchors) and codes (batch, anchors, 4).
-        roi_heads: what maps features of regions to logits and codes.
     """
 
     def __init__(self, settings: FasterRcnnFpn, backbone: nn.Module, rpn: RpnHead, roi_heads: RoIHeads) -> None:
@@ -140,7 +135,6 @@ class FasterRcnnNet(DetectionModel):
         }
 
     def _regions(self, objectness: Tensor, codes: Tensor, shape: Shape) -> Regions:
-        """Return the proposals of all images."""
         if torch.compiler.is_exporting():
             return fixed_regions(self.tried_proposals(objectness, codes, shape, ROUNDS))
         return all_regions(self.propose(objectness, codes, shape))

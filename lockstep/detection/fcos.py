@@ -61,9 +61,7 @@ class FcosNet(DetectionModel):
     """FCOS on a feature pyramid.
 
     Args:
-        settings: all but the layers.
         backbone: maps images (batch, 3, height, width) to five levels of a pyramid, finest first.
-        head: what predicts from each of them.
     """
 
     anchors_fit_objects = False

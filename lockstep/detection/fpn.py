@@ -47,8 +47,6 @@ class FeaturePyramidNetwork(nn.Module):
 
     Args:
         in_channels_list: channels of each map, from the finest to the coarsest.
-        out_channels: of each level.
-        extra_blocks: adds levels to the coarse end.
         generator: draws the initial weights; torch's default one where none is given.
     """
 

@@ -78,7 +78,6 @@ class Regions(NamedTuple):
     object_of: Tensor
     """int64 (regions,): what each learns, the place of an object on its image; `BACKGROUND` where it learns none."""
     lengths: list[int]
-    """How many are on each image."""
     num_learning: list[int]
     """How many on each image learn an object."""
     largest: Shape | None = None

@@ -95,8 +95,6 @@ class RtDetrNet(DetectionModel):
     """RT-DETR.
 
     Args:
-        settings: all but the sizes.
-        sizes: of the layers.
         generator: draws the initial weights; torch's default one where none is given.
     """
 

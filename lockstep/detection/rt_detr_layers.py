@@ -40,7 +40,6 @@ class RtDetrSizes(NamedTuple):
     expansion: float
     """Channels inside of a fusion, as a share of those outside."""
     channels: int = 256
-    """Channels of the encoder."""
     feed_forward: int = 1024
     """Hidden values of the encoder's feed-forward layers."""
     stem: int = 64

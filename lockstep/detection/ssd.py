@@ -114,7 +114,6 @@ class SsdNet(DetectionModel):
     """An SSD, from a backbone, a head and settings.
 
     Args:
-        settings: all but the layers.
         backbone: maps images (batch, 3, height, width) to feature maps, by name or in order.
         head: maps the feature maps to logits (batch, anchors, classes) and codes (batch, anchors, code size), in the
             order of `anchors`.
@@ -352,7 +351,6 @@ class VggMaps(nn.Module):
     """Maps of VGG16, the first after its fourth block, and of layers on top, as in SSD300 (Liu et al., 2016)."""
 
     out_channels = (512, 1024, 512, 256, 256, 256)
-    """Channels of each map."""
 
     def __init__(self, generator: Generator | None = None) -> None:
         super().__init__()
@@ -568,7 +566,6 @@ def _postprocess(value: Ssd300 | Ssdlite | SqueezeSsd, candidates_per_class: int
 
 
 def _xavier(layers: nn.Module, generator: Generator | None) -> None:
-    """Draw Xavier's uniform weights; biases are 0."""
     for layer in layers.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.xavier_uniform_(layer.weight, generator=generator)

@@ -229,7 +229,6 @@ def _check_finite(name: str, column: Ragged) -> None:
 
 
 def _masks(batch: dict[str, Any]) -> dict[str, Any]:
-    """Decode the masks of a batch, if it has some."""
     return {"masks": [masks.decode() for masks in batch["masks"]]} if "masks" in batch else {}
 
 

@@ -361,7 +361,6 @@ def _of_means(image_of: Tensor, num_images: int) -> Tensor:
 
 
 def _shares(boxes: Tensor, shape: Shape) -> Tensor:
-    """Return boxes in pixels as shares of height and width."""
     return boxes / tensor_on(boxes.device, (*shape, *shape), boxes.dtype)
 
 

@@ -240,8 +240,6 @@ class PyramidNode(nn.Module):
     Args:
         inputs: of each map the channels, None where they are `depth`, and how many levels it is above the node's: 1 for
             half its height and width, -1 for twice, 0 for the same.
-        depth: channels of the output.
-        made: makes the convolutions.
         activation: makes what is before the convolution of the sum.
     """
 

@@ -115,7 +115,6 @@ class PartPenalties:
     """The regularizers of the parts of a detector, each on the convolutions and linear layers of its part.
 
     Args:
-        model: the detector.
         parts: each with its hyperparameters; one without a regularizer, or with a weight of 0, has no penalty.
     """
 

@@ -103,7 +103,6 @@ def torchvision_detector(value: TorchvisionDetector, generator: Generator) -> To
 
 
 def _points_of(found: Mapping[str, Tensor]) -> Tensor:
-    """Return y, x and the score of each keypoint."""
     return torch.cat([found["keypoints"][..., [1, 0]], found["keypoints_scores"][..., None]], -1)
 
 

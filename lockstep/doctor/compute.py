@@ -124,7 +124,6 @@ def _jpeg() -> Iterator[CheckResult]:
 
 
 def _photo() -> bytes:
-    """Make a JPEG of about the size and the detail of a photo from the web."""
     from PIL import Image
 
     coarse = np.random.default_rng(0).integers(0, 256, (47, 63, 3), np.uint8)

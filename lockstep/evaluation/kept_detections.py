@@ -28,7 +28,6 @@ class DetectedImage(NamedTuple):
     example_index: int
     source_id: str
     found: ImageResults
-    """Detections, with the labels of the detector."""
 
 
 class KeptDetections:

@@ -185,7 +185,6 @@ class Reducer:
     """The connections of a training step: one for the gradients, one for counts, made when needed.
 
     Args:
-        exchange: makes the connections.
         worker: this one; all workers make the same calls.
         num_leaves: leaves of the tree: towers, or workers that run all their towers at once.
         own: which of the leaves are this worker's.

@@ -97,7 +97,6 @@ class _Axis(NamedTuple):
     total: int
     """The sum of all lengths."""
     longest: int
-    """The largest `to`."""
     covered: int
     """The most pixels that a pixel of a result covers, rounded up."""
 

@@ -81,12 +81,7 @@ def _bounds(red: Tensor, green: Tensor, blue: Tensor) -> tuple[Tensor, Tensor]:
     return low, torch.maximum(torch.maximum(red, green), blue)
 
 
-OPERATIONS: Operations = {
-    "brightness": add,
-    "contrast": _contrasted,
-    "saturation": _saturated,
-    "hue": turned_hue,
-}
+OPERATIONS: Operations = {"brightness": add, "contrast": _contrasted, "saturation": _saturated, "hue": turned_hue}
 """TensorFlow's operations, as `ColourDraws` orders its numbers."""
 
 

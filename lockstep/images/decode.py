@@ -121,7 +121,6 @@ class Decoding(Checked):
         return header
 
     def _raster(self, data: bytes, header: _Header, part: Region) -> Tensor:
-        """Decode a part of the raster as it is stored."""
         if not isinstance(header.opened, JpegHeader):
             return pillow.raster_of(header.opened, part)
         if (library := self._library) and jpeg.is_plain(data, header.opened):

@@ -119,7 +119,6 @@ def printable(text: str) -> str:
 
 
 def _colours(marks: Marks) -> Iterable[Colour]:
-    """Return the colours of the objects, or of more."""
     return chain((COLOURS[(label - 1) % len(COLOURS)] for label in marks.labels), cycle(COLOURS))
 
 

@@ -130,10 +130,7 @@ def conduct(
     nothing can write below the last lines.
     """
     requests: list[str] = []
-    with (
-        stops_handled_by(lambda number, _: requests.append(signal.Signals(number).name)),
-        closing(server),
-    ):
+    with stops_handled_by(lambda number, _: requests.append(signal.Signals(number).name)), closing(server):
         launcher = _Launcher(server, list(argv), requests, requeue, spares)
         return _conduct(launcher, plan, main, limits or Limits(), seat)
 

@@ -280,7 +280,6 @@ class _Given:
                 self._file.flush()  # without it the next start would be another run
 
     def new(self, scalars: Mapping[str, float], step: int) -> dict[str, float]:
-        """Return those of the numbers that have not been given: of earlier steps none."""
         if step < self.step:
             return {}
         return {name: value for name, value in scalars.items() if step > self.step or name not in self._names}

@@ -11,13 +11,7 @@ import numpy as np
 from lockstep.checks import check_one_of, check_value
 from lockstep.metrics.detection_metric import DetectionMetric, ids_of, ragged_of
 from lockstep.metrics.matching import Runs, matched_to_objects
-from lockstep.metrics.overlaps import (
-    COCO_SIGMAS,
-    KeypointTruth,
-    keypoint_areas,
-    keypoint_similarities,
-    mask_areas,
-)
+from lockstep.metrics.overlaps import COCO_SIGMAS, KeypointTruth, keypoint_areas, keypoint_similarities, mask_areas
 from lockstep.metrics.pairs import Bools, Floats, Ints, Pairs, pairs_of_groups, ranks
 from lockstep.metrics.scored_images import ScoredImages, check_keypoints, scored_images
 from lockstep.ragged import Ragged
@@ -80,7 +74,6 @@ class CocoMetric(DetectionMetric):
 
     Args:
         categories: the name of each class by its label, from 1 on; as readers and label maps have them.
-        measured: what of a detection is compared with the object.
         per_category: compute values of each class, too: `DetectionBoxes_PerformanceByCategory/mAP/cat`, of keypoints
             each value, as `Keypoints_Precision/mAP ByCategory/person`.
         sigmas: of each keypoint, how far apart people mark it, in parts of the object's size; COCO's persons by
@@ -238,6 +231,5 @@ def precision_at_levels(is_right: Bools, is_wrong: Bools, num_objects: int) -> F
 
 
 def _mean(values: Floats) -> float:
-    """Average the values of classes that have objects."""
     some = values[values > _NONE]
     return float(some.mean()) if some.size else _NONE

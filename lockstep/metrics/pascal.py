@@ -60,7 +60,6 @@ class PascalMetric(DetectionMetric):
 
     Args:
         categories: the name of each class by its label, from 1 on; as readers and label maps have them.
-        measured: what of a detection is compared with the object.
         threshold: the IoU to be reached.
         weighted: compute the average precision of the detections of all classes together, so that a class counts by
             how many objects it has: `WeightedPascalBoxes_Precision/mAP@0.5IOU`.

@@ -34,9 +34,7 @@ class _Stage(NamedTuple):
     """How many times a block expands its channels."""
     outputs: int
     blocks: int
-    """Number of blocks."""
     stride: int
-    """Stride of the first block."""
 
 
 _STAGES = (

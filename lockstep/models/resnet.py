@@ -41,7 +41,6 @@ class ResNet(nn.Sequential):
         depth: layers with weights, of the classifier's too.
         output_stride: the largest stride.
         style: whose strides and pool, as said above.
-        norm_layer: makes the norms.
         activation_layer: follows convolutions inside of a block, and the first one.
         sum_activation: follows the sum at the end of a block.
         generator: draws the initial weights; torch's default one where none is given.
@@ -151,7 +150,6 @@ class ResNetV2(nn.Sequential):
 
     Args:
         depth: layers with weights, of the classifier's too.
-        norm_layer: makes the norms.
     """
 
     def __init__(self, depth: Literal[50, 101] = 50, *, norm_layer: NormLayer = nn.BatchNorm2d) -> None:

@@ -156,9 +156,6 @@ class _Part:
 
     Args:
         pattern: of the parameters' names, or what else they are called in messages.
-        optimizer: of them.
-        names: of them, in the order of all.
-        parameters: all of them.
     """
 
     def __init__(

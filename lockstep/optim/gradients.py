@@ -23,7 +23,6 @@ class Gradients:
     update makes it on the way. After the update they are used up: to keep one, clone it.
 
     Args:
-        names: of the parameters.
         tensors: one a parameter, None where no tower had a gradient. That of a parameter in `rows` has values for
             these rows alone, shape (rows, ...).
         divisor: what all of them are still to be divided by: the scale of a mixed precision loss, or a tensor without

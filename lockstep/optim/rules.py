@@ -119,7 +119,6 @@ class Scheduled(BoundOptimizer):
     """Base of bound optimizers that follow one schedule.
 
     Args:
-        lr: a rate, or a schedule of it.
         check_rate: refuses a rate that the update that makes a step cannot use: called with both.
     """
 

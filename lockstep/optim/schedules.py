@@ -491,7 +491,6 @@ def _with(part: Any, changes: dict[str, Any], sizes: _Sizes) -> Any:
 
 
 def _fields(part: Any) -> dict[str, Any]:
-    """Return the fields that a part was made with; none where it is no dataclass."""
     if not is_dataclass(part) or isinstance(part, type):
         return {}
     return {field.name: getattr(part, field.name) for field in fields(part) if field.init}

@@ -32,7 +32,6 @@ class Seating:
     """Towers of the worker that has the most, for which the others wait."""
     fewest_towers: int
     tower_size: int
-    """Examples of a tower."""
     num_rows: int
     """Partial sums that all workers together give to the fixed tree."""
 
@@ -100,7 +99,6 @@ class WorkerCost:
     num_local: int
     """How many workers computed on the host."""
     tower_size: int
-    """Examples of a tower."""
     first_seconds: float
     """Forward and backward pass of one tower."""
     further_seconds: float
@@ -142,7 +140,6 @@ class RunCosts:
     """Whether the workers compute on the cores of the host."""
     num_cores: int
     per_host: int
-    """Workers of a host, in the plan."""
     num_probed: int
     """Workers that were started for it."""
     batch_size: int

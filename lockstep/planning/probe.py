@@ -191,7 +191,6 @@ class _Place:
 
     Args:
         examples: of the recipe, which may be open.
-        recipe: of the run.
         worker: this one; all take part in every call.
         num_local: how many of them compute; the others wait.
         tower_size: examples of the tower.

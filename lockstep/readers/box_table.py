@@ -13,14 +13,7 @@ from lockstep.readers.fingerprint import tells_options
 from lockstep.readers.image_files import upright_sizes
 from lockstep.readers.image_folder import images_below
 from lockstep.readers.label_map import LabelMap
-from lockstep.readers.label_tables import (
-    EDGE_COLUMNS,
-    FILE_COLUMNS,
-    LABEL_COLUMNS,
-    columns_of,
-    files_named,
-    read_table,
-)
+from lockstep.readers.label_tables import EDGE_COLUMNS, FILE_COLUMNS, LABEL_COLUMNS, columns_of, files_named, read_table
 from lockstep.readers.object_table import check_label_map
 from lockstep.records.index_cache import Cache
 from lockstep.records.shards import data_path
@@ -41,7 +34,6 @@ class BoxTable(BoxedImages):
     A batch is as that of `Yolo`; classes are numbered from 1 on in alphabetical order, or by a label map.
 
     Args:
-        path: the table.
         label_map: the label of each class, by its name.
         decoding: how images are decoded when they are asked for.
         truth: also give what detections are scored against.

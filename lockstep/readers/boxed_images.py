@@ -71,7 +71,6 @@ class BoxedImages(AnnotatedImages):
 
     Args:
         folder: in which the file names are to be found.
-        images: the annotations.
         label_map: the label of each class, by its name or display name.
         source: what holds the annotations, for messages.
         flags: the objects have the fields "difficult" and "truncated", too.

@@ -30,14 +30,7 @@ _MOST_AREA = 2**62  # in pixels
 
 _OBJECT = struct.Struct("<qqq4dd?")
 _COLUMNS = np.dtype(
-    [
-        ("id", "<i8"),
-        ("image_id", "<i8"),
-        ("category_id", "<i8"),
-        ("box", "<f8", 4),
-        ("area", "<f8"),
-        ("is_crowd", "?"),
-    ]
+    [("id", "<i8"), ("image_id", "<i8"), ("category_id", "<i8"), ("box", "<f8", 4), ("area", "<f8"), ("is_crowd", "?")]
 )
 NUMBERS_OF_A_KEYPOINT = 3  # x, y, visibility
 _VISIBILITIES = (0, 1, 2)  # not labelled, labelled but hidden, labelled and visible

@@ -23,14 +23,7 @@ _MOST_BYTES = 1 << 30  # ten million detections
 
 _ENTRY = struct.Struct("<qq4dd?q")
 _COLUMNS = np.dtype(
-    [
-        ("image", "<i8"),
-        ("category_id", "<i8"),
-        ("box", "<f8", 4),
-        ("score", "<f8"),
-        ("has_id", "?"),
-        ("id", "<i8"),
-    ]
+    [("image", "<i8"), ("category_id", "<i8"), ("box", "<f8", 4), ("score", "<f8"), ("has_id", "?"), ("id", "<i8")]
 )
 _DETECTION_BYTES = 7 * 8  # of an entry, before its id
 
@@ -71,7 +64,6 @@ class CocoResults:
     """The content of a file of results: detections by the id of their image.
 
     Args:
-        path: of the file.
         image_ids: of all images with detections.
         entries: all detections, in the order of the file; each has the place of its image's id.
     """

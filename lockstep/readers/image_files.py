@@ -32,8 +32,6 @@ class ImageFiles:
     """Annotated image files in a folder or below, by index.
 
     Args:
-        folder: where they are.
-        names: their paths within it.
         sizes: height and width that the annotations give them, (files, 2).
         decoding: how they are decoded when they are asked for; they are not turned, as their annotations are not.
         cache: where what is read of an object store is kept; by default in the user's cache.
@@ -74,8 +72,6 @@ class FileNames:
     """The names of files in a folder or below, by index; one string of bytes, as a million strings would be large.
 
     Args:
-        folder: where they are.
-        names: their paths within it.
         stats: size and version of each, as an object store has listed them; None for files of this machine.
         cache: where what is read of an object store is kept; by default in the user's cache.
     """

@@ -41,7 +41,6 @@ class ImageFolder:
     A batch is {"image": a list of `EncodedImage`, "label": int64 (batch,)}.
 
     Args:
-        path: the folder.
         labels: the names of the folders, or a file with one a line; other folders are not read. The log names those
             that have no images, or are not there: one part of the data may lack a class.
         background: add a class 0 without images, as in the ImageNet of TensorFlow's reference models.
@@ -214,7 +213,6 @@ def _in_order_of(labels: tuple[str, ...] | None, files: dict[str, list[str]], pa
 
 
 def _files_at(path: AnyPath) -> Iterator[AnyPath]:
-    """Yield the absolute path of a file, or those of the images in a folder."""
     place = path.looked_up() if isinstance(path, RemotePath) else path.absolute()
     try:
         if not place.is_dir():

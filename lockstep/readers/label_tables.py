@@ -131,7 +131,6 @@ def _files(table: Path, named: Sequence[Sequence[str]]) -> dict[str, str]:
 
 
 def _of_line(table: Path, number: int, line: Sequence[str], columns: Sequence[int]) -> list[str]:
-    """Return the file and the class that a line names."""
     values = [line[column] if column < len(line) else "" for column in columns]
     if not all(values):
         raise _unusable(table, f"line {number}: {','.join(line)}", "fill it in, or take the line out")
@@ -148,7 +147,6 @@ def _unusable(table: Path, given: str, hint: str) -> DataError:
 
 
 def _columns(table: Path, header: Sequence[str]) -> list[int]:
-    """Return the places of the columns of files and of labels."""
     if {"bbox", *(names[0] for names in EDGE_COLUMNS)} & {name.lower() for name in header}:
         raise DataError(
             f"{table} is a table of boxes, and does not say them as such are read.",

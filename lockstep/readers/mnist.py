@@ -19,6 +19,7 @@ import torch
 
 from lockstep.durable import atomic_write
 from lockstep.errors import DataError, InputError
+from lockstep.listing import format_size
 from lockstep.readers.fingerprint import Fingerprint
 from lockstep.readers.reader import Arrays, Reader
 from lockstep.readers.records import Records
@@ -131,6 +132,14 @@ def mnist_folder(folder: str | AnyPath | None = None, cache: Cache = None) -> An
         return data_path(folder)
     kept = cache_folder(cache)
     return here if kept is None or here.is_dir() else kept / "mnist"
+
+
+def to_fetch(folder: AnyPath) -> str:
+    """Say which files `ensure_files` would fetch to a folder, and from where; "" if none."""
+    missing = [] if isinstance(folder, RemotePath) else [file for file in FILES if not (folder / file.name).exists()]
+    size = format_size(sum(file.num_bytes for file in missing))
+    names = ", ".join(file.name for file in missing)
+    return f"fetched to {folder} by training: {names}; {size} from {MIRRORS[0]}" if missing else ""
 
 
 def ensure_files(folder: AnyPath, files: Sequence[File] = FILES, mirrors: Sequence[str] = MIRRORS) -> list[AnyPath]:

@@ -26,13 +26,11 @@ class ObjectSurvey:
     boxes: Ragged
     """float32 (n, 4) of the first images: top, left, bottom and right as shares of height and width."""
     box_sizes: Int64s
-    """Height and width of these images."""
     num_left_out: int
     """Objects on these images that had no area, were bad, or too many."""
     sizes: Int64s
     """Height and width of all images that are known, (images, 2)."""
     most_objects: int
-    """Most objects on one image."""
     labels: frozenset[int]
     """Labels of all objects that are known."""
     is_complete: bool

@@ -43,7 +43,6 @@ class KnownObjects(NamedTuple):
     counts: Int64s
     """Number of objects of each image, (images,)."""
     labels: Int64s
-    """Labels of all objects."""
 
 
 class ObjectTable:
@@ -77,7 +76,6 @@ class AnnotatedImages:
     """Base of the readers of annotations: image files, and a table of the objects on them.
 
     Args:
-        files: the images.
         objects: those to train on.
         columns: the names of those columns of the table that are fields of a batch.
         classes: the name of each class by its label.

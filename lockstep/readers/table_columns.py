@@ -11,13 +11,7 @@ import numpy.typing as npt
 
 from lockstep.errors import DataError, InputError
 from lockstep.listing import did_you_mean, shorten
-from lockstep.readers.coco_annotations import (
-    EXPECTED,
-    NUMBERS_OF_A_KEYPOINT,
-    EntryError,
-    outline_of,
-    packed_keypoints,
-)
+from lockstep.readers.coco_annotations import EXPECTED, NUMBERS_OF_A_KEYPOINT, EntryError, outline_of, packed_keypoints
 from lockstep.records.tables import Leaf, TableFile, load_pyarrow
 
 Int64s = npt.NDArray[np.int64]
@@ -58,7 +52,6 @@ class TableObjects(NamedTuple):
     """The objects of all rows of a file."""
 
     counts: Int64s
-    """Number of objects of each row."""
     boxes: Float64s
     """(objects, 4): x, y, width and height in pixels."""
     classes: Coded

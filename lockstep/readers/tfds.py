@@ -201,7 +201,6 @@ class TfdsObjects:
 
 
 def _features(split: NamedSplit) -> dict[str, Any]:
-    """Return the features of a data set by their names."""
     return _fields_of(read_json(split.folder / FEATURES))
 
 

@@ -65,7 +65,6 @@ class Yolo(BoxedImages):
         truth: also give what detections are scored against.
         cache: where what is read of an object store is kept; by default in the user's cache.
         masks: read the polygons of objects as their masks.
-        keypoints: read the keypoints of objects.
     """
 
     def __init__(

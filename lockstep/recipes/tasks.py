@@ -330,7 +330,6 @@ def _input_shape(model: DetectionModel, images: Tensor | Sequence[Tensor]) -> tu
 
 
 def _assigned(model: DetectionModel, batch: Mapping[str, Any]) -> Any:
-    """Find what the detector can know of a batch's objects before the forward pass."""
     from lockstep.detection.detector import Targets
 
     images: Tensor | Sequence[Tensor] = batch["image"]

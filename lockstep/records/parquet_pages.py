@@ -120,7 +120,6 @@ class Pages:
     """The pages of a chunk.
 
     Args:
-        read: reads the file.
         chunk: the pages of which are wanted.
         decompress: returns data decompressed, by its size then and the name of the codec.
         index: the chunk's part of the file's page index, which tells where its pages are; none: it has no such part.
@@ -471,7 +470,6 @@ class _Thrift:
         return self._data[self.place - size : self.place]
 
     def varint(self) -> int:
-        """Return the next number, 7 bits a byte."""
         number = shift = 0
         while True:
             byte = self.take(1)[0]

@@ -44,7 +44,6 @@ class RecordFile:
     A plain file is read record by record. A compressed one is decompressed into memory when it is first read.
 
     Args:
-        path: of the file.
         memory_limit_bytes: refuse a compressed file that takes more, before memory is taken.
         open_files: shared by many files, so that few are open at a time.
         cache: the folder where its index is kept; by default in the user's cache.

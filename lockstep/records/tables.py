@@ -147,7 +147,6 @@ class TableFile:
     """One file's table. It may be forked, pickled, and read by several threads.
 
     Args:
-        path: of the file.
         kept: what was decoded, of all files of a reader.
         files: reads parts of them.
     """
@@ -454,7 +453,6 @@ class ArrowTable(TableFile):
 
     @contextmanager
     def _opened(self, leaf: Leaf) -> Iterator[Any]:
-        """Open a file of which one column is decoded."""
         ipc = load_pyarrow().ipc
         with self._content() as source:
             places = [ipc.open_file(source).schema.get_field_index(name) for name in leaf[:1]]

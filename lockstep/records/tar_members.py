@@ -79,7 +79,6 @@ class Member(NamedTuple):
     offset: int
     """Byte of the file where its content begins."""
     size_bytes: int
-    """Size of its content."""
     kind: bytes
     """Its type, one byte: one of FILES or FOLDERS, else a device or a label."""
     header_crc: int
@@ -236,7 +235,6 @@ class _Walk:
         )
 
     def _read(self, size: int, offset: int) -> bytes:
-        """Read from an offset on, fewer bytes at the end of the file."""
         start = offset - self._window_start
         if not 0 <= start <= len(self._window) - size:
             self._window = read_at(self._file, max(size, _WINDOW_BYTES), offset)

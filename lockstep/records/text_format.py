@@ -58,7 +58,6 @@ class Field(NamedTuple):
     name: str
     value: Value
     place: Place
-    """Place of the name."""
     value_place: Place
     """Place of the value; for a message that of its bracket."""
 
@@ -133,12 +132,10 @@ class _Tokens:
         self._lines = [0, *(match.end() for match in re.finditer("\n", text))]
 
     def take(self) -> _Token:
-        """Take the next token; the last one is the end of the text."""
         token, self._next = self._next, next(self._tokens, self._next)
         return token
 
     def place(self, token: _Token) -> Place:
-        """Return the place of a token in the text."""
         line = bisect_right(self._lines, token.start)
         return Place(line, token.start - self._lines[line - 1] + 1)
 

@@ -29,14 +29,7 @@ from lockstep.report.curves import (
     points_of,
 )
 from lockstep.report.facts import FieldValues, Overview, RunFacts, facts_of_run, in_words
-from lockstep.report.pictures import (
-    Confusion,
-    ReportPicture,
-    Summarised,
-    confusion,
-    summarised,
-    worst_mistakes,
-)
+from lockstep.report.pictures import Confusion, ReportPicture, Summarised, confusion, summarised, worst_mistakes
 from lockstep.reporting.console import format_duration, format_number, format_rate
 from lockstep.reporting.jsonl import without_nonfinite
 from lockstep.run_files import CONFUSION, CURVES, MISTAKES
@@ -253,7 +246,6 @@ def _policy(scripts: Sequence[str]) -> str:
 
 
 def _drawn(chart: Chart) -> dict[str, Any]:
-    """Return what the script draws of a chart."""
     curves = [{"name": one_line(curve.name), "steps": curve.steps, "values": curve.values} for curve in chart.curves]
     marks = [mark._asdict() for mark in chart.marks]
     return {"curves": curves, "marks": marks, "from_zero": chart.from_zero}

@@ -24,7 +24,6 @@ class RunTiming(NamedTuple):
     time: str
     """When it was written, with the offset from UTC: `2026-11-25T22:30:50+0000`."""
     step: int
-    """Completed updates."""
     position: int
     num_steps: int
     """Updates since the line before."""

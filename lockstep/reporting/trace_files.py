@@ -59,7 +59,6 @@ class TracePart:
     """What one worker has recorded."""
 
     worker: int
-    """Its rank."""
     name: str
     """Its name, and its process."""
     num_workers: int

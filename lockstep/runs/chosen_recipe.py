@@ -243,10 +243,7 @@ def _from_scratch(length: _Length, num_train: int, batch_size: int) -> tuple[opt
     """Return what trains a net without batch norm from drawn weights, from which SGD diverges or stands still."""
     warmup = _warmup(length, num_train, batch_size)
     optimizer = optim.AdamW(optim.Cosine(0.001, length.of_schedule, warmup_steps=warmup), weight_decay=0.05)
-    return (
-        optimizer,
-        f"all layers begin from drawn weights; the rate rises for {warmup} steps, and falls to 0",
-    )
+    return (optimizer, f"all layers begin from drawn weights; the rate rises for {warmup} steps, and falls to 0")
 
 
 def _warmup(length: _Length, num_train: int, batch_size: int) -> int:
@@ -284,9 +281,7 @@ def _detector(
         given,
         model=SqueezeSsd(num_classes=len(found.classes), layers=layers, anchor_sizes=sizes, anchor_ratios=ratios),
         data=replace(
-            data,
-            resizer=FixedShapeResizer(height, width, "antialiased"),
-            augment=_OF_LARGE if is_large else _OF_SMALL,
+            data, resizer=FixedShapeResizer(height, width, "antialiased"), augment=_OF_LARGE if is_large else _OF_SMALL
         ),
         warm_start=InitialWeights(
             str(weights), WarmStart(add_prefix="backbone.", skip=(r"^head\.", r"^backbone\.norms\."))

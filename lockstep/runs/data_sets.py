@@ -33,11 +33,7 @@ _WEIGHTS = (".pt", ".pth", ".ckpt", ".safetensors", ".h5", ".keras", ".onnx", ".
 _TEXTS = (".txt", ".md", ".pdf", ".doc", ".docx", ".xls", ".xlsx", ".xml", ".html", ".ipynb")
 _UNREAD = (".heic", ".heif", ".avif", ".cr2", ".nef", ".arw", ".dng", ".raw")
 _OF_PROJECTS = frozenset(("pyproject.toml", "setup.py"))
-_NAMES = {
-    "train": ("train", "training"),
-    "validation": ("validation", "valid", "val"),
-    "test": ("test", "testing"),
-}
+_NAMES = {"train": ("train", "training"), "validation": ("validation", "valid", "val"), "test": ("test", "testing")}
 """The names that a set may have, of folders, of lists and at the start of the names of shards."""
 
 

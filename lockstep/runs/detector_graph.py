@@ -24,7 +24,6 @@ class DetectorGraph(torch.nn.Module):
     of zeros up to the most that there may be. Of a detector that draws masks also these, float32 (n, side, side).
 
     Args:
-        model: the detector.
         resizer: of the images that it is trained on.
         batch: it takes many images of one size, (batch, 3, height, width).
         raw: it takes images as they are stored, and resizes them.

@@ -23,10 +23,7 @@ from lockstep.readers.image_tables import DetectionTable
 from lockstep.readers.label_map import UNKNOWN_LABEL, LabelMap, ZeroBasedError, read_label_map
 from lockstep.readers.label_tables import label_table_among
 from lockstep.readers.open import open_detection, open_source
-from lockstep.readers.paths import (
-    class_folders,
-    entries_of,
-)
+from lockstep.readers.paths import class_folders, entries_of
 from lockstep.readers.reader import Reader
 from lockstep.readers.schemas import DetectionSchema
 from lockstep.records.text_format import quoted

@@ -296,7 +296,6 @@ def _read(path: AnyPath) -> _Entry | None:
 
 
 def _newest(folder: AnyPath) -> AnyPath | None:
-    """Return the lease with the highest number."""
     return max((path for path in _inside(folder) if LEASE_NAME.fullmatch(path.name)), key=_number, default=None)
 
 

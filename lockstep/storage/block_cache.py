@@ -80,7 +80,6 @@ class BlockCache:
     """Blocks on the disk. It may be forked, and used by several threads and processes at once.
 
     Args:
-        folder: of the cache; it is made if it is missing.
         size_bytes: the size of a new cache; None: of one that is there its own, else a share of the free disk. One of
             another size that is there is replaced, unless somebody has it open.
 

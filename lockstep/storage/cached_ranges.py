@@ -35,7 +35,6 @@ class _Object(NamedTuple):
     id: bytes
 
     def key(self, number: int) -> BlockKey:
-        """Return the key of a block by its number."""
         return block_key(self.id, number)
 
     def range_of(self, numbers: range) -> ObjectRange:

@@ -93,10 +93,6 @@ def fetch_ranges(wanted: Sequence[ObjectRange]) -> list[bytes]:
 class RemoteFile(io.RawIOBase):
     """An object that is read from start to end, or at rising offsets; the further it goes, the more it reads ahead.
 
-    Args:
-        path: of the object.
-        read: reads ranges of it.
-
     Raises:
         FileNotFoundError: there is none.
     """

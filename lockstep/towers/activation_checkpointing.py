@@ -25,7 +25,6 @@ class ActivationCheckpointing:
     one gave them. A module inside of a chosen one is part of it.
 
     Args:
-        model: their root.
         patterns: exact names of modules, or regular expressions that are searched for in the names.
 
     Raises:

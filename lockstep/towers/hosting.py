@@ -109,10 +109,7 @@ class TowerHost:
     """Runs a worker's towers in turn through one module.
 
     Args:
-        model: the module.
         parameters: those that are trained, by name.
-        towers: how they run.
-        worker: this one.
         name: of the state; a key of the towers' random streams.
         transforms: of each tower's own gradients.
         still: batch norm that keeps its statistics.

@@ -37,7 +37,6 @@ class ExtraSums:
 
     Args:
         replicas: the copies of the state; None for a worker that is alone.
-        worker: this one.
     """
 
     def __init__(self, replicas: Replicas | None, worker: Worker) -> None:

@@ -53,9 +53,7 @@ class Observer:
     that raises leaves it attached: `close` it before training goes on.
 
     Args:
-        source: what is looked at.
         interval: how often; an amount of 0 is never.
-        summaries: where it is written.
         start: where the run begins, or is resumed.
         batch_size: examples an attempt, over all towers.
     """

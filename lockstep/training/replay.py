@@ -48,9 +48,6 @@ class Replay:
     """Makes attempts of a state again; all workers call its functions together.
 
     Args:
-        state: the copy of this worker.
-        host: runs the towers.
-        worker: this one.
         transport: by which parts of batches travel.
         problem: why no attempt of these towers can be made again; empty where it can.
         inexact: why workers may come to other bits than each other; empty where they do not.

@@ -32,7 +32,6 @@ class Replicas:
     """The copies of a state that the workers of a run have.
 
     Args:
-        state: the copy of this worker.
         worker: this one of several; all of them compare after the same steps.
     """
 

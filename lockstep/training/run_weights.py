@@ -46,7 +46,6 @@ class RunWeights:
     its tensors is read.
 
     Args:
-        folder: of the checkpoint.
         slots: list those of the optimizer too, such as "momentum/conv.bias".
 
     Raises:

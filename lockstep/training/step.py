@@ -119,11 +119,6 @@ class Step:
     """What the steps of a state have in common, whoever makes the update: the towers of this worker, and the report.
 
     Args:
-        state: whose step it is.
-        towers: how a batch is split.
-        host: runs the towers of this worker.
-        reducer: sums over the towers.
-        worker: this one.
         before: the step of the group that this worker's group has taken the place of.
     """
 

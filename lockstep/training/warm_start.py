@@ -294,7 +294,6 @@ def _keeps_order(module: nn.Module) -> bool:
 
 
 def _is_global_pooling(module: nn.Module) -> bool:
-    """Whether it pools to one place."""
     if not isinstance(module, _POOLINGS):
         return False
     sizes = module.output_size if isinstance(module.output_size, tuple) else (module.output_size,)

@@ -167,7 +167,6 @@ def _check_fits(source: WeightSource, pair: Pair, used: Pair, found: Loaded | Mi
 
 
 def _by_reason(reasons: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[NotLoaded, ...]]:
-    """The names without a reason, and those with one."""
     without = tuple(name for name, why in reasons.items() if not why)
     return without, tuple(NotLoaded(name, why) for name, why in reasons.items() if why)
 
@@ -511,7 +510,6 @@ def _rename(name: str, flattening: Flattening) -> str:
 
 
 def _other_shape(given: Shape, layout: Layout | None, wanted: Shape) -> str:
-    """Why a shape does not fit."""
     moved = f" as {layout.pattern!r}" if layout else ""
     foreign = None if layout else infer_layout("tensorflow", given, wanted)
     hint = "; it would fit as TensorFlow lays it out: system='tensorflow'" if foreign else ""

@@ -119,7 +119,6 @@ class _Contents:
             self.layers.add(path)
 
     def places(self) -> dict[str, str]:
-        """The path of each tensor, by name."""
         if not self.layers:
             return {path: path for path in self.data_sets}
         places: dict[str, str] = {}

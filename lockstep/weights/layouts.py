@@ -92,7 +92,6 @@ class Layout(Checked):
 
     @cached_property
     def _lengths(self) -> Mapping[str, int]:
-        """The lengths that the pattern gives."""
         return {axis: int(length) for axis, length in _AXIS.findall(self.pattern) if length}
 
     def _groups(self, side: str) -> list[list[str]]:

@@ -280,11 +280,7 @@ FASTER_RCNN_NETS = {
         (*resnet_v1(_RESNET_STAGES, "backbone."), Rename(r"^backbone\.layer4\.", "second_stage.layer4."), *_TWO_STAGES)
     ),
     "faster_rcnn_inception_v2": _net(
-        [
-            *_TWO_STAGES,
-            *_inception_v2(_STAGES, "backbone."),
-            Rename(r"^backbone\.Mixed_5", "second_stage.Mixed_5"),
-        ]
+        [*_TWO_STAGES, *_inception_v2(_STAGES, "backbone."), Rename(r"^backbone\.Mixed_5", "second_stage.Mixed_5")]
     ),
     "faster_rcnn_inception_resnet_v2": NameMap((*_TWO_STAGES, *_inception_resnet_v2()), may_lack=_SCALE),
 }

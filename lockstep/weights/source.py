@@ -81,7 +81,6 @@ class MemorySource:
 
     Args:
         values: dense ones; the mapping is copied, the values are not.
-        name: what messages call them.
     """
 
     kind = "values in memory"

@@ -286,7 +286,6 @@ class TensorTables:
 
 
 def _contents(table: Table) -> list[SavedTensor]:
-    """The tensors that a file lists."""
     try:
         found = Message(table.get(_CONTENTS_KEY) or b"").messages(1)
         versions = [least_version(contents.message(2)) for contents in found]

@@ -121,7 +121,6 @@ def _loaded(path: Path, *, mapped: bool) -> object:
 
 
 def _tensors(content: object) -> dict[str, Tensor]:
-    """The tensors to list, by name."""
     raw, averaged = _first(content, _RAW), _first(content, AVERAGED_PARTS)
     if averaged and not raw and isinstance(content, Mapping):
         raw = _weights_beside(averaged, content)

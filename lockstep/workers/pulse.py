@@ -23,17 +23,7 @@ from lockstep.workers.membership import Generations
 from lockstep.workers.network import Probe
 
 Phase = Literal[
-    "start",
-    "script",
-    "data",
-    "first step",
-    "compute",
-    "exchange",
-    "loop body",
-    "save",
-    "evaluate",
-    "regroup",
-    "end",
+    "start", "script", "data", "first step", "compute", "exchange", "loop body", "save", "evaluate", "regroup", "end"
 ]
 
 

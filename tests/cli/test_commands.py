@@ -356,6 +356,16 @@ def test_a_dry_run_shows_how_a_run_would_go_on_and_leaves_it_as_it_is(copy: Path
     assert {path: path.stat().st_mtime_ns for path in [copy, *copy.rglob("*")]} == before
 
 
+def test_a_dry_run_says_what_would_be_fetched_and_fetches_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    said = run("train", "mnist", "--dry-run", "--workers", "2", "--workdir", "none", "--set", f"data.folder={folder}")
+    (line,) = [line for line in said.splitlines() if line.startswith("not here yet")]
+    assert f"fetched to {folder} by training: train-images-idx3-ubyte.gz, " in line
+    assert "; 11.6 MB from https://" in line
+    assert "first positions" not in said
+    assert not folder.exists()
+
+
 def test_a_printed_recipe_is_a_recipe(tmp_path: Path, here: Here) -> None:
     printed = here("train", "mnist", "--set", "batch_size=64", "--print-recipe")
     (tmp_path / "mine.toml").write_text(printed)

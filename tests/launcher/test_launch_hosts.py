@@ -235,7 +235,7 @@ def test_a_stop_before_all_hosts_have_come_is_one_line(start: Start) -> None:
 
 
 def test_strangers_who_crowd_the_port_keep_no_host_out(start: Start) -> None:
-    """64 connections which send a byte now and then, and come again as soon as they are ended."""
+    """More connections than wait for a proof at a time, which send a byte now and then, and come again when ended."""
     here = start("done", hosts=[0])[0]
     here.read_until("waiting for host 1")
     port, is_over = int(str(here.process.args[4])), threading.Event()  # type: ignore[index]
@@ -251,7 +251,7 @@ def test_strangers_who_crowd_the_port_keep_no_host_out(start: Start) -> None:
                     stranger.close()
                     del strangers[stranger]
             with suppress(OSError):  # the run has ended
-                while len(strangers) < 64:
+                while len(strangers) < 72:
                     stranger = socket.create_connection(("127.0.0.1", port), 5, ("127.0.0.2", 0))
                     strangers[stranger] = iter(b"lockstep 1\n")
         for stranger in strangers:
@@ -259,16 +259,14 @@ def test_strangers_who_crowd_the_port_keep_no_host_out(start: Start) -> None:
 
     crowding = threading.Thread(target=crowd)
     crowding.start()
-    time.sleep(0.5)
-    there = start("done", hosts=[1])[1]
     try:
+        here.read_until(f"warning: port {port} is crowded with connections that do not prove")
+        there = start("done", hosts=[1])[1]
         assert there.end() == (0, [])
     finally:
         is_over.set()
         crowding.join()
-    code, shown = here.end()
-    assert code == 0
-    assert shown[0].startswith(f"warning: port {port} is crowded with connections that do not prove")
+    assert here.end()[0] == 0
 
 
 def test_all_start_again_when_a_worker_of_another_host_is_killed(start: Start) -> None:
