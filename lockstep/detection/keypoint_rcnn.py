@@ -66,12 +66,7 @@ class KeypointRcnnNet(FasterRcnnNet):
     def postprocess(self, predictions: Mapping[str, Any]) -> Sequence[Detections]:
         """Choose the detections of each image, and find the keypoints of each."""
         if torch.compiler.is_exporting():
-            raise InputError(
-                "A detector of keypoints cannot be exported: it resizes a heat map to each box that it finds.",
-                given="KeypointRcnnFpn",
-                expected="a detector of boxes or masks",
-                hint="export the tensors alone, as .safetensors; or detect with Lockstep: lockstep predict",
-            )
+            raise refuse_export("KeypointRcnnFpn", "it resizes a heat map to each box that it finds")
         detections = super().postprocess(predictions)
         regions = all_regions([each.boxes for each in detections])
         maps = self.roi_heads.keypoints(predictions["levels"], regions, predictions["shape"]).float()
@@ -173,7 +168,17 @@ def keypoints_of(targets: Targets, number: int | None = None) -> Sequence[Tensor
             "The objects have not the keypoints that the detector learns.",
             given="objects without keypoints" if given is None else f"{given} keypoints of each object",
             expected=f"{wanted} of each object",
-            hint=f"read them (data.num_keypoints={wanted}), or set model.num_keypoints to what the data has; "
+            hint=f"read them (data.num_keypoints={wanted}), or set the model's number to what the data has; "
             "to learn boxes alone, train a detector of boxes",
         )
     return targets.keypoints
+
+
+def refuse_export(model: str, why: str) -> InputError:
+    """Make the error of a detector of keypoints that is exported with its detections."""
+    return InputError(
+        f"A detector of keypoints cannot be exported: {why}.",
+        given=model,
+        expected="a detector of boxes or masks",
+        hint="export the tensors alone, as .safetensors; or detect with Lockstep: lockstep predict",
+    )

@@ -1,5 +1,7 @@
 """CenterNet of the Object Detection API: objects are peaks of a heat map, with a size and a place in their cell.
 
+Objects of some classes may have keypoints: `lockstep.detection.tf_center_net_keypoints`.
+
 After meta_architectures/center_net_meta_arch.py and core/target_assigner.py of tensorflow/models (Apache 2.0). A cell
 is 4 x 4 pixels. With several hourglasses the losses are means over theirs, and the last one's predictions count.
 """
@@ -11,16 +13,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from lockstep.detection.anchors import by_anchor
 from lockstep.detection.boxes import clip
 from lockstep.detection.detector import DetectionModel, Detections, Targets
+from lockstep.detection.keypoint_rcnn import refuse_export
 from lockstep.detection.losses import classification_loss, localization_loss
 from lockstep.detection.targets import FIRST_LABEL
 from lockstep.detection.tf_center_net_configs import CenterNet, PredictionHeadParams
 from lockstep.detection.tf_center_net_features import EXTRACTORS, STRIDE, preprocessed
+from lockstep.detection.tf_center_net_heat_maps import heat_maps, is_peak, spread_of
+from lockstep.detection.tf_center_net_keypoints import (
+    KeypointTargets,
+    assign_keypoints,
+    find_keypoints,
+    keypoint_counts,
+    keypoint_heads,
+    keypoint_losses,
+)
 from lockstep.detection.tf_layers import draw_weights
 from lockstep.detection.tf_object_graphs import center_net_name_map
 from lockstep.detection.tf_supported import check_supported
@@ -28,9 +39,6 @@ from lockstep.models.initial_weights import check_images, give_memory, without_m
 from lockstep.models.layers import conv2d
 from lockstep.tensors import tensor_on
 from lockstep.weights.names import NameMap
-
-_SAME = 1e-6
-"""A cell that is below the largest one around it by less is a peak, as in the reference."""
 
 
 class CenterTargets(NamedTuple):
@@ -46,6 +54,8 @@ class CenterTargets(NamedTuple):
     """(objects, 2): from the corner of the cell to the middle, in cells."""
     weights: Tensor
     """(objects,)."""
+    keypoints: Sequence[KeypointTargets] = ()
+    """What each task of keypoints learns."""
 
 
 class TfCenterNet(DetectionModel):
@@ -71,18 +81,25 @@ class TfCenterNet(DetectionModel):
         with without_memory():
             self.backbone = extractor.make(generator)
             channels, number = self.backbone.out_channels, self.backbone.num_outputs
-            heads = {
-                "logits": (centre.center_head_params, config.num_classes),
-                "sizes": (boxes.scale_head_params, 2),
-                "offsets": (boxes.offset_head_params, 2),
+            heads: dict[str, tuple[PredictionHeadParams, int, float | None]] = {
+                "logits": (centre.center_head_params, config.num_classes, centre.heatmap_bias_init),
+                "sizes": (boxes.scale_head_params, 2, None),
+                "offsets": (boxes.offset_head_params, 2, None),
             }
+            for task in config.keypoint_estimation_task:
+                heads |= keypoint_heads(task)
             self.head = nn.ModuleDict(
-                {name: nn.ModuleList(_head(channels, *each) for _ in range(number)) for name, each in heads.items()}
+                {
+                    name: nn.ModuleList(_head(channels, layers, outputs) for _ in range(number))
+                    for name, (layers, outputs, _) in heads.items()
+                }
             )
         give_memory(self)
         draw_weights(self, None, generator)
-        for layer in cast(nn.ModuleList, self.head["logits"]):
-            nn.init.constant_(layer.get_parameter("predictor.bias"), centre.heatmap_bias_init)
+        for name, (_, _, bias) in heads.items():
+            if bias is not None:
+                for layer in cast(nn.ModuleList, self.head[name]):
+                    nn.init.constant_(layer.get_parameter("predictor.bias"), bias)
 
     @property
     def name_maps(self) -> Sequence[NameMap]:
@@ -95,7 +112,11 @@ class TfCenterNet(DetectionModel):
 
     @torch.no_grad()
     def assign(self, targets: Targets) -> CenterTargets:
-        """Draw the heat maps, and find the cells of the objects."""
+        """Draw the heat maps, and find the cells of the objects and of their keypoints.
+
+        Raises:
+            DataError: the objects have not the keypoints that are learned.
+        """
         height, width = (-(-side // STRIDE) for side in targets.shape)
         edges, weights = torch.cat([*targets.boxes]) / STRIDE, torch.cat([*targets.weights])
         counts = tensor_on(edges.device, [len(each) for each in targets.boxes], torch.int64)
@@ -107,16 +128,25 @@ class TfCenterNet(DetectionModel):
         spreads = spread_of(sides, self.config.object_center_params.min_box_overlap_iou)
         classes = torch.cat([*targets.classes]) * weights[:, None]
         maps = heat_maps(cells, spreads, classes, image_of, (len(targets), height, width))
-        return CenterTargets(maps, (image_of * height + row) * width + column, sides, middles - cells, weights)
+        keypoints = [
+            assign_keypoints(task, self.config.num_keypoints, targets, (height, width))
+            for task in self.config.keypoint_estimation_task
+        ]
+        places = (image_of * height + row) * width + column
+        return CenterTargets(maps, places, sides, middles - cells, weights, keypoints)
 
     def counts(self, assigned: CenterTargets) -> Mapping[str, Tensor]:
-        """Count the objects whose weight is not 0."""
-        return dict.fromkeys(("classification", "scale", "offset"), (assigned.weights != 0).sum())
+        """Count the objects whose weight is not 0, and the cells that learn keypoints."""
+        counts = dict.fromkeys(("classification", "scale", "offset"), (assigned.weights != 0).sum())
+        for task, found in zip(self.config.keypoint_estimation_task, assigned.keypoints, strict=True):
+            counts |= keypoint_counts(task, found)
+        return counts
 
     def forward(self, inputs: Tensor, assigned: CenterTargets | None = None) -> dict[str, Any]:
         """Predict, of each of the backbone's maps, logits (batch, cells, classes), sizes and offsets (batch, cells, 2).
 
-        The sizes are of boxes around the middle of an object, the offsets that middle's, in cells.
+        The sizes are of boxes around the middle of an object, the offsets that middle's, in cells. With keypoints their
+        heat maps (batch, cells, keypoints), their offsets, and where they are from the middle of their object.
         """
         check_images("This CenterNet", inputs, channels=3, smallest=self.size_divisibility)
         maps = self.backbone(inputs)
@@ -127,7 +157,7 @@ class TfCenterNet(DetectionModel):
         return found
 
     def losses(self, predictions: Mapping[str, Any], assigned: CenterTargets) -> dict[str, Tensor]:
-        """Compute the sums over cells and objects: of the heat maps' loss, of those of sizes and offsets."""
+        """Compute the sums over cells, objects and keypoints: of the heat maps' loss, of those of sizes and places."""
         centre, boxes = self.config.object_center_params, self.config.object_detection_task
         of_cells = torch.ones_like(assigned.heat_map[..., 0])
         of_maps = [
@@ -142,14 +172,19 @@ class TfCenterNet(DetectionModel):
             ]
             return torch.stack(losses).mean() * boxes.task_loss_weight
 
-        return {
+        losses = {
             "classification": torch.stack(of_maps).mean() * centre.object_center_loss_weight,
             "scale": of_objects("sizes", assigned.sizes) * boxes.scale_loss_weight,
             "offset": of_objects("offsets", assigned.offsets) * boxes.offset_loss_weight,
         }
+        for task, found in zip(self.config.keypoint_estimation_task, assigned.keypoints, strict=True):
+            losses |= keypoint_losses(task, predictions, found)
+        return losses
 
     def postprocess(self, predictions: Mapping[str, Any]) -> Sequence[Detections]:
-        """Take the best peaks of the heat map, with what else their cells predict."""
+        """Take the best peaks of the heat map, with what else their cells predict, and the keypoints of each."""
+        if torch.compiler.is_exporting() and self.config.keypoint_estimation_task:
+            raise refuse_export("CenterNet", "its file has boxes, scores and labels alone")
         config, (height, width) = self.config.object_center_params, predictions["shape"]
         logits, sizes, offsets = (predictions[name][-1].float() for name in ("logits", "sizes", "offsets"))
         scores = logits.sigmoid()
@@ -159,71 +194,31 @@ class TfCenterNet(DetectionModel):
         cells, labels = order // self.num_classes, order % self.num_classes + FIRST_LABEL
         halves, moved = (each.gather(1, cells[..., None].expand(-1, -1, 2)) for each in (sizes.relu() / 2, offsets))
         middles = torch.stack([cells // width, cells % width], -1) + moved
-        boxes = clip(torch.cat([middles - halves, middles + halves], -1), (height, width)) * STRIDE
+        of_cells = clip(torch.cat([middles - halves, middles + halves], -1), (height, width))
+        boxes = of_cells * STRIDE
         if torch.compiler.is_exporting():
             is_found = top > 0
             return [Detections(torch.where(is_found[..., None], boxes, 0.0), top, torch.where(is_found, labels, 0))]
-        return [
+        found = [
             Detections(*(each[of_scores > 0] for each in (of_boxes, of_scores, of_labels)))
             for of_boxes, of_scores, of_labels in zip(boxes, top, labels, strict=True)
         ]
+        if not self.config.keypoint_estimation_task:
+            return found
+        points = self._keypoints(predictions, cells, of_cells, labels)
+        return [
+            each._replace(keypoints=own[of_scores > 0]) for each, own, of_scores in zip(found, points, top, strict=True)
+        ]
 
-
-def is_peak(scores: Tensor, size: int) -> Tensor:
-    """Tell which scores are the largest within so many cells: (batch, height, width, classes) to bool of that shape."""
-    if size == 1:
-        return torch.ones_like(scores, dtype=torch.bool)
-    maps = scores.permute(0, 3, 1, 2)
-    before = (size - 1) // 2
-    padded = F.pad(maps, (before, size - 1 - before) * 2, value=float("-inf"))
-    return ((maps - F.max_pool2d(padded, size, stride=1)).abs() < _SAME).permute(0, 2, 3, 1)
-
-
-def heat_maps(cells: Tensor, spreads: Tensor, classes: Tensor, image_of: Tensor, shape: tuple[int, int, int]) -> Tensor:
-    """Draw the largest of the Gaussians around the middles of objects, of each image and class.
-
-    Args:
-        cells: int64 (objects, 2), row and column of the middles.
-        spreads: (objects,): standard deviations, in cells.
-        classes: (objects, classes): the height of an object's Gaussian.
-        image_of: int64 (objects,), the image that each is on.
-        shape: number of images, height and width of the maps.
-
-    Returns:
-        (images, height * width, classes).
-    """
-    device, (images, number) = cells.device, (shape[0], classes.shape[1])
-    down, across = (
-        (torch.arange(side, device=device) - cells[:, axis, None]).square() for axis, side in enumerate(shape[1:])
-    )
-    distances = (down[:, :, None] + across[:, None, :]).flatten(1)
-    gaussians = torch.exp(-distances / (2 * spreads.square())[:, None])
-    objects, of_class = classes.nonzero().unbind(1)  # scores of all classes may be given: how many are not 0 is read
-    heights = gaussians[objects] * classes[objects, of_class][:, None]
-    drawn = torch.zeros(images * number, distances.shape[1], device=device)
-    rows = (image_of[objects] * number + of_class)[:, None].expand_as(heights)
-    return drawn.scatter_reduce(0, rows, heights, "amax").view(images, number, -1).transpose(1, 2)
-
-
-def spread_of(sides: Tensor, least_iou: float) -> Tensor:
-    """Compute a third of how far corners may move until a box overlaps by less than `least_iou`, and a sixth.
-
-    Args:
-        sides: (objects, 2), height and width in cells.
-        least_iou: above 0, below 1.
-
-    Returns:
-        (objects,): standard deviations in cells.
-    """
-    total, product = sides.sum(1), sides.prod(1)
-    cases = (
-        (1.0, -total, product * ((1 - least_iou) / (1 + least_iou))),
-        (4.0, -2 * total, (1 - least_iou) * product),
-        (4 * least_iou, 2 * least_iou * total, (least_iou - 1) * product),
-    )
-    # The reference's roots, which are those of the first CenterNet: they lack a division by the first number.
-    roots = [(-b + (b.square() - 4 * a * c).sqrt()) / 2 for a, b, c in cases]
-    return (2 * torch.stack(roots).amin(0).floor().clamp(min=0) + 1) / 6
+    def _keypoints(self, predictions: Mapping[str, Any], cells: Tensor, boxes: Tensor, labels: Tensor) -> Tensor:
+        """Find the keypoints of all detections, (batch, detections, keypoints, 3): zeros where a class has none."""
+        points = boxes.new_zeros(*labels.shape, self.config.num_keypoints, 3)
+        for task in self.config.keypoint_estimation_task:
+            found = find_keypoints(task, predictions, cells, boxes, predictions["shape"])
+            found[..., :2] *= STRIDE
+            is_own = (labels == task.label)[..., None, None]
+            points[:, :, list(task.ids)] += torch.where(is_own, found, 0.0)
+        return points
 
 
 def _head(channels: int, config: PredictionHeadParams, outputs: int) -> nn.Sequential:

@@ -346,7 +346,6 @@ UntrainedPart = Literal[
     "context_config",
     "random_example_sampler",
     "equalization_loss",
-    "keypoint_estimation_task",
     "mask_estimation_task",
     "deepmac_mask_estimation",
     "densepose_estimation_task",

@@ -297,9 +297,11 @@ def faster_rcnn_name_map(model: nn.Module) -> NameMap:
 
 _CENTER_NET_HEADS = {"object_center": "logits", "box.Sscale": "sizes", "box.Soffset": "offsets"}
 """The heads, whose names have a dot and an S for a slash."""
+_KEYPOINT_HEADS = {"heatmap": "heat_maps", "offset": "offsets", "regression": "regressions"}
+"""Heads of a task of keypoints, behind its name."""
 
 
-def center_net_name_map(model: nn.Module) -> NameMap:
+def center_net_name_map(model: Any) -> NameMap:
     """Return the map for checkpoints of the API's CenterNet of a `TfCenterNet`'s configuration."""
     paths = ObjectPaths(model)
     paths.add_net("backbone/", paths.layers("backbone.features."))
@@ -309,7 +311,12 @@ def center_net_name_map(model: nn.Module) -> NameMap:
         on_top = paths.layers("backbone.doubling.") or [*_pyramid_layers(paths)]
         for net in ("_network", "_feature_extractor_model"):  # whose first layer is the backbone
             paths.add_net(f"_feature_extractor/{net}/", on_top, first=1)
-    for theirs, ours in _CENTER_NET_HEADS.items():
+    heads = dict(_CENTER_NET_HEADS)
+    for task in model.config.keypoint_estimation_task:
+        start = task.task_name.replace(".", "..").replace("/", ".S")
+        for theirs, ours in _KEYPOINT_HEADS.items():
+            heads[f"{start}.Skeypoint.S{theirs}"] = f"{task.name}_{ours}"
+    for theirs, ours in heads.items():
         for number in range(paths.number_of(f"head.{ours}")):
             paths.add_net(f"_prediction_head_dict/{theirs}/{number}/", paths.layers(f"head.{ours}.{number}."))
     return paths.name_map()

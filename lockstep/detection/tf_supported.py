@@ -111,9 +111,9 @@ _OTHER_REFUSAL = (
     "--set model.untrained_parts=[] trains it without",
 )
 _OF_CENTER_NET = (
-    "A CenterNet predicts boxes alone here: no keypoints, masks, tracks or surfaces.",
-    "an object_detection_task",
-    "--set model.untrained_parts=[] trains its boxes",
+    "A CenterNet predicts boxes and keypoints here: no masks, tracks or surfaces.",
+    "an object_detection_task, and keypoint_estimation_task",
+    "--set model.untrained_parts=[] trains it without",
 )
 
 
@@ -131,6 +131,20 @@ def check_supported(model: Detector) -> None:
         _check_one_stage(model)
     elif isinstance(model, tf_configs.FasterRcnn):
         _check_two_stages(model)
+    else:
+        _check_keypoints(model)
+
+
+def _check_keypoints(model: CenterNet) -> None:
+    for number, task in enumerate(model.keypoint_estimation_task):
+        if not task.keypoint_labels:
+            raise InputError(
+                "A CenterNet learns keypoints that have names, and those of a task have none.",
+                given=f'model.keypoint_estimation_task.{number}.keypoint_labels=[] of "{task.task_name}"',
+                expected=f'the keypoints of "{task.keypoint_class_name}", as a label map has them',
+                hint="let keypoint_label_map_path name the label map, and import the config again; or "
+                "--set model.keypoint_estimation_task=[] trains the boxes alone",
+            )
 
 
 def _check_untrained_parts(model: TfDetector) -> None:

@@ -12,7 +12,7 @@ A label map is a `StringIntLabelMap` in protocol buffers' text format, as Tensor
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -44,6 +44,9 @@ class Label:
     id: int
     name: str
     display_name: str = ""
+    keypoints: tuple[tuple[int, str], ...] = ()
+    """Number and name of each of its keypoints, in the order of the file: the number is its place, from 0 on, among
+    those that the data has of an object."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class LabelMap:
 
 
 def read_label_map(path: str | AnyPath) -> LabelMap:
-    """Read a label map: `id`, `name` and `display_name` of each item; other fields are skipped."""
+    """Read a label map: `id`, `name`, `display_name` and `keypoints` of each item; other fields are skipped."""
     fields = parse_text_format(_read(path), str(path))
     labels = tuple(
         _label(field.value, field.place.line, path)
@@ -131,9 +134,20 @@ def _label(item: list[Field], line: int, path: str | AnyPath) -> Label:
         names = [fields.get(name, "") for name in ("name", "display_name")]
         if not isinstance(number, Word) or not all(isinstance(name, str) for name in names):
             raise ValueError
-        return Label(int(number.text), *map(str, names))
+        return Label(int(number.text), str(names[0]), str(names[1]), tuple(_keypoints(item)))
     except ValueError:
         raise _unusable(str(path), f"the item in line {line}") from None
+
+
+def _keypoints(item: list[Field]) -> Iterator[tuple[int, str]]:
+    """Give number and name of each keypoint of an item; a ValueError says that they have none."""
+    for field in item:
+        if field.name == "keypoints":
+            parts = {part.name: part.value for part in field.value} if isinstance(field.value, list) else {"id": ""}
+            number, name = parts.get("id", Word("0")), parts.get("label", "")
+            if not isinstance(number, Word) or not isinstance(name, str) or not 0 <= int(number.text) < 2**16:
+                raise ValueError
+            yield int(number.text), name
 
 
 def _check(labels: tuple[Label, ...], source: str) -> None:
@@ -166,6 +180,7 @@ def _item(label: Label) -> str:
     lines.append(f"  id: {label.id}")
     if label.display_name:
         lines.append(f"  display_name: {quoted(label.display_name)}")
+    lines += [f"  keypoints {{ id: {number} label: {quoted(name)} }}" for number, name in label.keypoints]
     return "\n".join(["item {", *lines, "}", ""])
 
 

@@ -239,7 +239,7 @@ def _hints(cls: type) -> dict[str, _Hinted]:
 def _scalar(kind: FieldType, value: object) -> Any:
     """The value of a word or text as one of these types; None if it has none of them."""
     if isinstance(value, str):
-        return value if str in kind.scalars else None
+        return value if str in kind.scalars or value in kind.words else None  # a choice of texts, or an enumeration
     if not isinstance(value, Word):
         return None
     word = value.text

@@ -6,19 +6,20 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 from lockstep.augmentations.augment import Augment
 from lockstep.augmentations.lists import AUGMENTATIONS
 from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer, ResizeImage
 from lockstep.augmentations.turns import HorizontalFlip
-from lockstep.detection.tf_center_net_configs import CenterNet, TfDetector
+from lockstep.detection.tf_center_net_configs import CenterNet, KeypointEstimation, TfDetector
 from lockstep.detection.tf_configs import FasterRcnn, Ssd
 from lockstep.detection.tf_supported import check_supported, substituted, substitutes
 from lockstep.detection.values import Detector
-from lockstep.errors import InputError
+from lockstep.errors import DataError, InputError
 from lockstep.inline_toml import kind_name
 from lockstep.listing import did_you_mean
+from lockstep.readers.label_map import Label, read_label_map
 from lockstep.recipes import pipeline_messages as messages
 from lockstep.recipes import pipeline_training as training
 from lockstep.recipes.data import DetectionData
@@ -40,6 +41,8 @@ the others the defaults of the class hold, as those of the reference's function 
 _AUGMENTATIONS = "data_augmentation_options"
 _MODELS: Mapping[str, type[TfDetector]] = {"ssd": Ssd, "faster_rcnn": FasterRcnn, "center_net": CenterNet}
 _Resizer = FixedShapeResizer | KeepAspectRatioResizer
+_SIGMA = 0.05
+"""A keypoint's where none is given, as in the reference."""
 _ONE_EACH = no_effect("each evaluation scores every example once, in their order")
 
 
@@ -129,6 +132,8 @@ class _ParsedModel(NamedTuple):
     model: TfDetector
     resizer: _Resizer
     quantization: Quantization | None
+    labels: Sequence[Label]
+    """The classes that have keypoints."""
 
 
 class _ParsedConfig(NamedTuple):
@@ -181,13 +186,42 @@ def _read_model(reader: MessageReader, models: Sequence[Field], graph: Sequence[
     )
     if found["beside"].first_stage_only and isinstance(model, FasterRcnn):
         model = replace(model, number_of_stages=1)
+    labels: Sequence[Label] = ()
+    if isinstance(model, CenterNet) and model.keypoint_estimation_task:
+        labels = _labels_with_keypoints(reader, found["beside"].keypoint_label_map_path, at)
+        named = (_with_names(reader, task, labels, at) for task in model.keypoint_estimation_task)
+        model = made(lambda: replace(model, keypoint_estimation_task=tuple(named)), at.path)
     said = found["graph"].quantization
     quantization = said and made(lambda: Quantization(said.delay, said.weight_bits, said.activation_bits), at.path)
     given_resizer = found["beside"].image_resizer
     if isinstance(given_resizer, messages.KeepAspectRatioResizerConfig | messages.FixedShapeResizerConfig):
-        return _ParsedModel(model, given_resizer.resizer(), quantization)
+        return _ParsedModel(model, given_resizer.resizer(), quantization, labels)
     reader.revise(f"{at.path}.image_resizer.{kind_name(type(given_resizer))}", messages.OTHER_RESIZER)
-    return _ParsedModel(model, FixedShapeResizer(), quantization)
+    return _ParsedModel(model, FixedShapeResizer(), quantization, labels)
+
+
+def _labels_with_keypoints(reader: MessageReader, path: str, at: At) -> Sequence[Label]:
+    """Read the classes that have keypoints from the label map; why it cannot be read is reported."""
+    try:
+        return [label for label in read_label_map(path).labels if label.keypoints]
+    except DataError as error:
+        why = f"{error.what} {error.given}"
+        reader.revise(f"{at.path}.keypoint_label_map_path", not_mapped(why))
+    return ()
+
+
+def _with_names(reader: MessageReader, task: KeypointEstimation, labels: Sequence[Label], at: At) -> KeypointEstimation:
+    """Give a task the names of the keypoints of its class; without, the model is refused."""
+    for label in labels:
+        if label.name == task.keypoint_class_name:
+            ids, names = zip(*label.keypoints, strict=True)
+            named = partial(replace, task, label=label.id, keypoint_labels=names, keypoint_ids=ids)
+            return cast(KeypointEstimation, made(named, at.path))
+    if labels:
+        why = f"of the label map's classes with keypoints none has the name {task.keypoint_class_name!r}"
+        path = f"{at.path}.keypoint_estimation_task.keypoint_class_name"
+        reader.revise(path, not_mapped(why), quoted(task.keypoint_class_name))
+    return task
 
 
 def _inside(message: Iterable[Field], name: str) -> list[Field]:
@@ -330,6 +364,9 @@ def _evaluate(reader: MessageReader, parsed: _ParsedConfig) -> Evaluate:
         why = f"there are no such metrics here. {did_you_mean(name, names)}".rstrip()
         reader.revise("eval_config.metrics_set", not_mapped(why), quoted(name))
     known = tuple(name for name in names if name in given.metrics_set)
+    sigmas = _sigmas(reader, parsed)
+    if sigmas and "coco_keypoint_metrics" not in known:
+        known = (*(known or DetectionEvaluation().metrics), "coco_keypoint_metrics")
     return Evaluate(
         every=Interval(given.eval_interval_secs, "seconds"),
         micro_batch=given.batch_size,
@@ -337,6 +374,7 @@ def _evaluate(reader: MessageReader, parsed: _ParsedConfig) -> Evaluate:
         examples=given.num_examples or None,
         detection=DetectionEvaluation(
             metrics=known or DetectionEvaluation().metrics,
+            keypoint_sigmas=sigmas,
             per_category=given.include_metrics_per_category,
             ignore_ground_truth=given.ignore_groundtruth,
             export_path=given.export_path or None,
@@ -351,3 +389,22 @@ def _evaluate(reader: MessageReader, parsed: _ParsedConfig) -> Evaluate:
             ),
         ),
     )
+
+
+def _sigmas(reader: MessageReader, parsed: _ParsedConfig) -> tuple[float, ...]:
+    """Return a sigma for each keypoint that the data has of an object, of the first class that has so many."""
+    number = parsed.train_reader.num_keypoints or parsed.eval_reader.num_keypoints
+    path, found = "eval_config.parameterized_metric.coco_keypoint_metrics", tuple[float, ...]()
+    for metric in (each.coco_keypoint_metrics for each in parsed.pipeline.eval_config.parameterized_metric):
+        named = metric.class_label if metric else ""
+        own = [label.keypoints for label in parsed.detector.labels if named in (label.name, label.display_name)]
+        if metric and not found and own and {index for index, _ in own[0]} == {*range(number)}:
+            given = {each.key: each.value for each in metric.keypoint_label_to_sigmas}
+            found = tuple(given.get(name, _SIGMA) for _, name in sorted(own[0]))
+            continue
+        why = f"of the label map's classes none of this name has {number} keypoints, or another one is scored"
+        reader.revise(f"{path}.class_label", not_mapped(why), quoted(named))
+        if not found:
+            for part in ("key", "value"):
+                reader.revise(f"{path}.keypoint_label_to_sigmas.{part}", not_mapped(why))
+    return found

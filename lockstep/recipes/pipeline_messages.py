@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from lockstep.augmentations import random_crops, resizers
-from lockstep.checks import Checked, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt
+from lockstep.checks import Checked, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from lockstep.detection import blocks, tf_center_net_configs, tf_configs
 from lockstep.recipes.messages import FieldOutcome, no_effect, not_mapped, to
 from lockstep.records.text_format import Field
@@ -24,6 +24,7 @@ _ORDER = no_effect("each epoch is one permutation of all examples, without a buf
 _PADDING = no_effect("objects are not padded: a batch keeps the number of each image")
 _SHOWN = no_effect("images are read again where they are shown")
 _RECALL = not_mapped("precision is averaged over all recalls")
+_SIGMAS = to("evaluate.detection.keypoint_sigmas")
 _INITIAL = to("optimizer.lr.initial")
 _METHODS: Mapping[str, str] = {"nearest_neighbor": "nearest"}
 """The methods of resizing that have another name in the config."""
@@ -158,11 +159,35 @@ class TrainConfig(Checked):
 
 
 @dataclass(frozen=True)
+class KeypointSigma(Checked):
+    """How far apart people mark a keypoint."""
+
+    key: Annotated[str, _SIGMAS]
+    value: Annotated[PositiveFloat, _SIGMAS]
+
+
+@dataclass(frozen=True)
+class CocoKeypointMetrics(Checked):
+    """How keypoints of one class are scored."""
+
+    class_label: Annotated[str, _SIGMAS] = ""
+    keypoint_label_to_sigmas: tuple[KeypointSigma, ...] = ()
+
+
+@dataclass(frozen=True)
+class ParameterizedMetric(Checked):
+    """A metric that has parameters."""
+
+    coco_keypoint_metrics: CocoKeypointMetrics | None = None
+
+
+@dataclass(frozen=True)
 class EvalConfig(Checked):
     """`eval_config`: evaluations are part of the run."""
 
     metrics_set: Annotated[tuple[str, ...], to("evaluate.detection.metrics")] = ()
     """One in 2017, several in 2018; none: "pascal_voc_detection_metrics"."""
+    parameterized_metric: tuple[ParameterizedMetric, ...] = ()
     batch_size: Annotated[PositiveInt | None, to("evaluate.micro_batch")] = None
     """1 if it is not set."""
     num_examples: Annotated[NonNegativeInt | None, to("evaluate.examples")] = None
@@ -378,6 +403,8 @@ class BesideTheModel:
         KeepAspectRatioResizerConfig | FixedShapeResizerConfig | IdentityResizerConfig | ConditionalShapeResizerConfig,
         to("data.resizer"),
     ]
+    keypoint_label_map_path: Annotated[str, to("model.keypoint_estimation_task")] = ""
+    """The file of the keypoints' names, which are put into the recipe."""
     first_stage_only: Annotated[bool, to("model.number_of_stages")] = False
     """The setting by which Faster R-CNN computed its first stage alone before October 2017."""
 
@@ -400,7 +427,6 @@ class GraphRewriter:
 
 
 _TASKS: tuple[tf_configs.UntrainedPart, ...] = (
-    "keypoint_estimation_task",
     "mask_estimation_task",
     "deepmac_mask_estimation",
     "densepose_estimation_task",
@@ -411,7 +437,7 @@ UNTRAINED: Mapping[tf_configs.UntrainedPart, FieldOutcome] = {
     "context_config": not_mapped("Context R-CNN is not trained here"),
     "random_example_sampler": not_mapped("anchors are not sampled here"),
     "equalization_loss": not_mapped("there is no equalization loss here"),
-    **{task: not_mapped(f"a CenterNet predicts boxes alone here, and has no {task}") for task in _TASKS},
+    **{task: not_mapped(f"a CenterNet predicts boxes and keypoints here, and has no {task}") for task in _TASKS},
 }
 """What is said of parts that nothing trains; the model keeps their names, and is refused for them."""
 _TPU = no_effect("it is about TPUs, or how the same is computed")
@@ -449,7 +475,6 @@ ELSEWHERE: Mapping[type, Mapping[str, FieldOutcome]] = {
     },
     tf_center_net_configs.CenterNet: {
         **{name: UNTRAINED[name] for name in _TASKS},
-        "keypoint_label_map_path": UNTRAINED["keypoint_estimation_task"],
         "use_depthwise": _FULL,
         "compute_heatmap_sparse": no_effect("it is how the same heat map is drawn"),
         "post_processing": not_mapped("the peaks of the heat map are the detections"),
@@ -465,6 +490,22 @@ ELSEWHERE: Mapping[type, Mapping[str, FieldOutcome]] = {
         "use_labeled_classes": not_mapped("the classes of an image that are not labelled have no objects here"),
         "keypoint_weights_for_center": not_mapped("the middle of an object is that of its box"),
     },
+    tf_center_net_configs.KeypointLoss: dict.fromkeys(
+        ("hard_example_miner", "classification_weight", "localization_weight", "random_example_sampler"),
+        no_effect("a task of keypoints has factors of its own, and all cells count"),
+    ),
+    tf_center_net_configs.KeypointEstimation: {
+        **dict.fromkeys(
+            ("predict_depth", "per_keypoint_depth", "keypoint_depth_loss_weight"), not_mapped("depth is not predicted")
+        ),
+        **dict.fromkeys(
+            ("rescore_instances", "rescoring_threshold"), not_mapped("objects keep the scores of their middles")
+        ),
+        "clip_out_of_frame_keypoints": not_mapped("keypoints outside of an image stay there"),
+        "gaussian_denom_ratio": no_effect("no candidate_ranking_mode of these takes it"),
+        "argmax_postprocessing": not_mapped("all peaks are candidates"),
+    },
+    EvalConfig: {"keypoint_edge": no_effect("keypoints are drawn as points, without lines")},
     tf_configs.SsdFeatureExtractor: {
         "replace_preprocessor_with_placeholder": no_effect("images are always prepared outside of the model"),
         "batch_norm_trainable": not_mapped("model.freeze_batchnorm says it, and the hyperparameters of the layers"),

@@ -13,8 +13,9 @@ from torch import Generator
 
 from lockstep.detection.boxes import iou
 from lockstep.detection.detector import Targets
-from lockstep.detection.tf_center_net import TfCenterNet, heat_maps, is_peak, spread_of
+from lockstep.detection.tf_center_net import TfCenterNet
 from lockstep.detection.tf_center_net_configs import CenterNetFeatureExtractor, PredictionHeadParams
+from lockstep.detection.tf_center_net_heat_maps import heat_maps, is_peak, spread_of
 from lockstep.errors import InputError
 from lockstep.recipes.pipeline_config import import_pipeline
 
@@ -95,14 +96,12 @@ def test_a_center_net_learns_its_objects_and_detects_them() -> None:
     assert float(found[1].scores.max()) < float(found[0].scores[1])
 
 
-@pytest.mark.parametrize(
-    "task", ["keypoint_estimation_task", "mask_estimation_task", "deepmac_mask_estimation", "track_estimation_task"]
-)
+@pytest.mark.parametrize("task", ["mask_estimation_task", "deepmac_mask_estimation", "track_estimation_task"])
 def test_what_a_center_net_has_beside_boxes_is_refused_by_name(task: str) -> None:
     got = imported(more=f"{task} {{ }}")
     assert got.recipe.model.untrained_parts == (task,)
     assert isinstance(got.refusal, InputError)
-    assert "boxes alone" in got.refusal.what
+    assert "boxes and keypoints" in got.refusal.what
 
 
 def test_other_extractors_and_losses_are_refused() -> None:

@@ -16,6 +16,8 @@ from lockstep.detection.blocks import (
 from lockstep.detection.tf_center_net_configs import (
     CenterNet,
     CenterNetFeatureExtractor,
+    KeypointEstimation,
+    KeypointLoss,
     ObjectCenterParams,
     ObjectDetection,
     TfDetector,
@@ -119,9 +121,9 @@ PUBLISHED: list[tuple[str, str, int, int, str]] = [
     ("hourglass_104", "", 0, 2, "hourglass_104"),
     ("resnet_v1_101_fpn", "", 0, 1, "resnet_v1_101_fpn"),
     ("resnet_v2_50", "", 0, 1, "resnet_v2_50"),
-    ("hourglass_104", "keypoint_estimation_task", 0, 2, ""),
-    ("resnet_v1_50_fpn", "keypoint_estimation_task", 0, 1, ""),
-    ("resnet_v2_50", "keypoint_estimation_task", 0, 1, ""),
+    ("hourglass_104", "keypoint_estimation_task", 0, 2, "hourglass_104"),
+    ("resnet_v1_50_fpn", "keypoint_estimation_task", 0, 1, "resnet_v1_50_fpn"),
+    ("resnet_v2_50", "keypoint_estimation_task", 0, 1, "resnet_v2_50"),
     ("hourglass_104", "deepmac_mask_estimation", 0, 3, ""),
 ]
 """Of all published configs: the feature extractor, what else nothing trains, how many configs of TensorFlow 1 and 2
@@ -141,8 +143,10 @@ def with_extractor(extractor: str, part: Any) -> TfDetector:
             ObjectDetection(L1LocalizationLoss()),
             ObjectCenterParams(PenaltyReducedLogisticFocalLoss(2.0, 4.0)),
         )
-        parts = (part,) if part else ()
-        return CenterNet(90, CenterNetFeatureExtractor(extractor), boxes, heat, untrained_parts=parts)
+        losses = KeypointLoss(boxes.localization_loss, heat.classification_loss)
+        tasks = (KeypointEstimation(losses, keypoint_labels=("nose",)),) if part == "keypoint_estimation_task" else ()
+        parts = (part,) if part and not tasks else ()
+        return CenterNet(90, CenterNetFeatureExtractor(extractor), boxes, heat, tasks, parts)
     if extractor.startswith("faster_rcnn"):
         two_stages = model_of("faster_rcnn_resnet50_coco")
         assert isinstance(two_stages, FasterRcnn)

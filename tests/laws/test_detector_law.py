@@ -18,14 +18,25 @@ from torch import Tensor, nn
 
 import lockstep as ls
 from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
+from lockstep.detection.blocks import L1LocalizationLoss, PenaltyReducedLogisticFocalLoss
 from lockstep.detection.rt_detr import RtDetrNet
 from lockstep.detection.rt_detr_layers import RtDetrSizes
+from lockstep.detection.tf_center_net import TfCenterNet
+from lockstep.detection.tf_center_net_configs import (
+    CenterNet,
+    CenterNetFeatureExtractor,
+    KeypointEstimation,
+    KeypointLoss,
+    ObjectCenterParams,
+    ObjectDetection,
+)
 from lockstep.detection.values import RtDetr, SqueezeSsd
 from lockstep.recipes.tasks import Detection
 from lockstep.weights.warm_start import WarmStart
 
 ONE_SIZE, OWN_SIZES = make_task(), make_task(KeepAspectRatioResizer(24, 36))
 LARGER = make_task(FixedShapeResizer(32, 40))
+POINTED = make_task(FixedShapeResizer(32, 32), num_keypoints=3)
 SIDES = ((24, 30), (30, 24), (24, 24))
 
 
@@ -39,6 +50,40 @@ class Sampling(TinyDetector):
         is_chosen = torch.rand(predictions["logits"].shape[:2]) < 0.5
         sampled = {**predictions, "offsets": predictions["offsets"] * is_chosen[..., None]}
         return super().losses(sampled, assigned)
+
+
+class Pointed(Objects):
+    """Objects of the first class have three keypoints, of which the last is not labelled, and others have none."""
+
+    def read_batch(self, indices: Any) -> dict[str, Any]:
+        batch = super().read_batch(indices)
+        points = []
+        for boxes, labels in zip(batch["boxes"], batch["labels"], strict=True):
+            corners = torch.where((labels == 1)[:, None, None], boxes.view(-1, 2, 2), torch.nan)
+            points.append(torch.cat([corners, torch.full((len(boxes), 1, 2), torch.nan)], 1))
+        return {**batch, "keypoints": points}
+
+
+class Quarter(nn.Conv2d):
+    """A backbone of a CenterNet, of one layer."""
+
+    def __init__(self) -> None:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            super().__init__(3, 24, 4, 4)
+
+    def forward(self, images: Tensor) -> Any:
+        return [super().forward(images / 255).relu()]
+
+
+def small_center_net() -> nn.Module:
+    heat, places = PenaltyReducedLogisticFocalLoss(2.0, 4.0), L1LocalizationLoss()
+    task = KeypointEstimation(KeypointLoss(places, heat), keypoint_labels=("a", "b", "c"), offset_peak_radius=1)
+    boxes, features = ObjectDetection(places), CenterNetFeatureExtractor("mobilenet_v2_fpn")
+    model = CenterNet(2, features, boxes, ObjectCenterParams(heat), (task,)).build(seed=0)
+    assert isinstance(model, TfCenterNet)
+    model.backbone = Quarter()  # type: ignore[assignment]
+    return model
 
 
 def make_state(model: nn.Module | None = None, **more: Any) -> ls.TrainState:
@@ -65,7 +110,8 @@ def train_some(
 ) -> tuple[str, dict[str, Array]]:
     torch.set_num_threads(1)
     state = make_state(model() if model else None)
-    loader = make_loader(task, Objects(sides=sides_for(task)))
+    objects = Pointed if task.data.num_keypoints else Objects
+    loader = make_loader(task, objects(sides=sides_for(task)))
     reports = list(
         ls.train_steps(
             state,
@@ -109,6 +155,7 @@ def small_detr(num_denoising: int = 6) -> nn.Module:
         (ONE_SIZE, without_dropout, "frozen"),
         (LARGER, small_ssd, "mean"),
         (LARGER, partial(small_detr, 0), "frozen"),
+        (POINTED, small_center_net, "frozen"),
     ],
 )
 def test_one_two_and_four_towers_make_one_update(
@@ -148,8 +195,9 @@ def test_synchronised_batch_norm_makes_the_update_of_one_batch() -> None:
         (ONE_SIZE, Sampling),
         pytest.param(LARGER, small_ssd, marks=pytest.mark.slow),
         pytest.param(LARGER, small_detr, marks=pytest.mark.slow),
+        pytest.param(POINTED, small_center_net, marks=pytest.mark.slow),
     ],
-    ids=["one size", "own", "sampling", "ssd", "detr"],
+    ids=["one size", "own", "sampling", "ssd", "detr", "keypoints"],
 )
 def test_every_number_of_workers_makes_the_same_bits(
     run_workers: Callable[..., list[Any]], task: Detection, model: Any
@@ -185,9 +233,12 @@ class Empty(Objects):
 # Resume, and steps that are refused -----------------------------------------------------------------------------------
 
 
-def trained(workdir: Path | None, until: int, task: Detection = OWN_SIZES) -> tuple[str, list[float]]:
+def trained(
+    workdir: Path | None, until: int, task: Detection = OWN_SIZES, model: Callable[[], nn.Module] | None = None
+) -> tuple[str, list[float]]:
     """Train to a step from where the folder stands; returns what was learned, and the losses of these steps."""
-    state, loader = make_state(), make_loader(task, Objects(sides=SIDES))
+    objects = Pointed if task.data.num_keypoints else Objects
+    state, loader = make_state(model() if model else None), make_loader(task, objects(sides=sides_for(task)))
     if workdir:
         ls.resume(state, loader, workdir)
     counts, towers = task.counts(state.model), ls.Towers(2)
@@ -200,10 +251,16 @@ def trained(workdir: Path | None, until: int, task: Detection = OWN_SIZES) -> tu
     return digest(state, []), totals
 
 
-@pytest.mark.parametrize("stops", [(1, 2, 5), (4,)])
-def test_a_run_that_is_resumed_ends_as_one_that_never_stopped(tmp_path: Path, stops: tuple[int, ...]) -> None:
-    whole, totals = trained(None, 6)
-    found = [trained(tmp_path, until) for until in (*stops, 6)]
+@pytest.mark.parametrize(
+    ("stops", "task", "model"),
+    [((1, 2, 5), OWN_SIZES, None), ((4,), OWN_SIZES, None), ((3,), POINTED, small_center_net)],
+    ids=["thrice", "once", "keypoints"],
+)
+def test_a_run_that_is_resumed_ends_as_one_that_never_stopped(
+    tmp_path: Path, stops: tuple[int, ...], task: Detection, model: Any
+) -> None:
+    whole, totals = trained(None, 6, task, model)
+    found = [trained(tmp_path, until, task, model) for until in (*stops, 6)]
     assert found[-1][0] == whole
     assert [total for _, some in found for total in some] == totals
 

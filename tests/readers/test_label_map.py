@@ -56,7 +56,7 @@ def test_a_map_with_single_quotes_is_read() -> None:
     assert (label_map.ids["aeroplane"], label_map.names[20]) == (1, "tvmonitor")
 
 
-def test_other_fields_are_skipped(tmp_path: Path) -> None:
+def test_keypoints_are_read_and_other_fields_are_skipped(tmp_path: Path) -> None:
     text = """
     # people
     item {
@@ -70,7 +70,7 @@ def test_other_fields_are_skipped(tmp_path: Path) -> None:
     item: < display_name: 'dog' id: 4 >
     """
     label_map = read_label_map(written(tmp_path, text))
-    assert label_map.labels == (Label(3, "person"), Label(4, "", "dog"))
+    assert label_map.labels == (Label(3, "person", keypoints=((7, "nose"), (8, "eye"))), Label(4, "", "dog"))
     assert label_map.names == {3: "person", 4: "dog"}
 
 
@@ -98,6 +98,8 @@ def test_the_background_may_have_the_id_0(tmp_path: Path, item: str) -> None:
         ('item { id: "1" name: "a" }', "the item in line 1"),
         ('item { id: 1.5 name: "a" }', "the item in line 1"),
         ("item { id: 1 name: a }", "the item in line 1"),
+        ('item { id: 1 name: "a" keypoints { id: -1 label: "b" } }', "the item in line 1"),
+        ('item { id: 1 name: "a" keypoints: 3 }', "the item in line 1"),
         ("model { ssd {} } train_config {}", "the fields model, train_config"),
         ("", "the fields (none)"),
         ("item: 1", "the fields item"),
@@ -137,7 +139,8 @@ def test_a_map_survives_writing_and_reading(tmp_path: Path, classes: dict[int, t
     names = {name for name, _ in classes.values()}
     if len(names) < len(classes):
         classes = {number: (f"{name} {number}", shown) for number, (name, shown) in classes.items()}
-    label_map = LabelMap(tuple(Label(number, *texts) for number, texts in classes.items()))
+    points = tuple((number % 7, shown) for number, (_, shown) in classes.items())
+    label_map = LabelMap(tuple(Label(number, *texts, points) for number, texts in classes.items()))
     write_label_map(tmp_path / "labels.pbtxt", label_map)
     assert read_label_map(tmp_path / "labels.pbtxt") == label_map
 
