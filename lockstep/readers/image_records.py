@@ -24,6 +24,7 @@ from lockstep.records.example import Float32s, Values, parse_example, scan_examp
 from lockstep.records.index_cache import Cache
 from lockstep.records.record_files import RecordFiles
 from lockstep.records.shards import Paths
+from lockstep.records.tfrecord import TAIL_BYTES
 
 EDGES = ("ymin", "xmin", "ymax", "xmax")
 
@@ -69,7 +70,10 @@ class ImageRecords(OfRecordFiles):
         numbers = indices.tolist()
         examples = [
             ParsedExample(
-                parse_example(data, source, self._features), source, self._decoding, partial(self._records.read, number)
+                parse_example(data, source, self._features, -TAIL_BYTES),
+                source,
+                self._decoding,
+                partial(self._records.read, number),
             )
             for number, (data, source) in zip(numbers, self._records.read_each(numbers), strict=True)
         ]

@@ -70,7 +70,9 @@ class SequenceExample(NamedTuple):
     """Features of each step in turn, by name; lists may differ in length."""
 
 
-def parse_example(data: Buffer, source: str = "The example", names: Container[str] | None = None) -> dict[str, Values]:
+def parse_example(
+    data: Buffer, source: str = "The example", names: Container[str] | None = None, end: int | None = None
+) -> dict[str, Values]:
     """Parse an example: the values of every feature by name, a list of bytes or an array of int64 or float32.
 
     As in protocol buffers the last of several features of one name counts, numbers may be packed or not, and unknown
@@ -80,18 +82,21 @@ def parse_example(data: Buffer, source: str = "The example", names: Container[st
         data: the serialised message.
         source: what to call it in an error.
         names: of the features to parse, by default all; others are skipped unread.
+        end: where the message ends in `data`, by default with it; below 0 counted from its end.
     """
-    features = scan_example(data, source, names)
+    features = scan_example(data, source, names, end)
     try:
         return {name: feature_values(data, feature) for name, feature in features.items()}
     except MalformedError as fault:
         raise fault.of(source, _EXAMPLE) from None
 
 
-def scan_example(data: Buffer, source: str = "The example", names: Container[str] | None = None) -> dict[str, Feature]:
+def scan_example(
+    data: Buffer, source: str = "The example", names: Container[str] | None = None, end: int | None = None
+) -> dict[str, Feature]:
     """Find the values of every feature, or of those with the given names, without parsing them."""
     try:
-        features = {name: _feature_at(data, spans) for name, spans in map_entries(data, FIRST, names).items()}
+        features = {name: _feature_at(data, spans) for name, spans in map_entries(data, FIRST, names, end).items()}
         return {name: feature for name, feature in features.items() if feature.kind}
     except MalformedError as fault:
         raise fault.of(source, _EXAMPLE) from None

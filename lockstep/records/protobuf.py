@@ -64,13 +64,15 @@ def message_fields(data: Buffer, place: int, end: int) -> Iterator[tuple[int, in
         place = stop
 
 
-def map_entries(data: Buffer, tag: int, names: Container[str] | None = None) -> dict[str, list[Span]]:
+def map_entries(
+    data: Buffer, tag: int, names: Container[str] | None = None, end: int | None = None
+) -> dict[str, list[Span]]:
     """Find the spans of a map's values by name; `tag` is the map field's. Of equal names the last one counts.
 
-    With `names` only values of these names are returned.
+    With `names` only values of these names are returned. The message ends at `end`, a place as in a slice.
     """
     entries: dict[str, list[Span]] = {}
-    for found, start, stop in message_fields(data, 0, len(data)):
+    for found, start, stop in message_fields(data, 0, slice(end).indices(len(data))[1]):
         if found == tag:
             _add_entries(entries, names, data, start, stop)
     return entries

@@ -25,7 +25,6 @@ from lockstep.records.tfrecord import (
     InflateError,
     RecordSource,
     inflated_blocks,
-    payload_of,
     verify_payload,
 )
 from lockstep.screen import log
@@ -75,50 +74,46 @@ class RecordFile:
 
     def read(self, record: int, verify: bool = True) -> bytes:
         """Read the payload of a record, and verify its checksum unless `verify` is false."""
-        return self._payload(record, verify)[0]
+        return self.checked(record, self.framed(record), verify)[:-TAIL_BYTES]
 
     def read_named(self, record: int, verify: bool = True) -> tuple[bytes, str]:
         """Read the payload of a record as `read` does; also return what `describe` says of it."""
-        payload, start = self._payload(record, verify)
-        return payload, self._source.describe(record, start)
+        return self.read(record, verify), self.describe(record)
+
+    def framed(self, record: int) -> bytes:
+        """Read the payload of a record with the checksum that follows it, and compare nothing."""
+        if self.index.compression:
+            _, _, size, offset = self.place(record)
+            return self.memory[offset : offset + size]
+        return self._open_files.read(*self.place(record))
 
     def place(self, record: int) -> FilePart:
-        """Return where the payload of a record with its checksum is, in a plain file."""
+        """Return where the payload of a record with its checksum is, in the file or in what it is decompressed to."""
         index = self.index
         size = int(index.lengths[record]) + TAIL_BYTES
         return FilePart(self.path, index.version, size, int(index.offsets[record]))
 
-    def named(self, record: int, data: bytes, verify: bool) -> tuple[bytes, str]:
-        """Return what `read_named` does, from what was read at the record's place."""
-        start = int(self.index.offsets[record]) - HEAD_BYTES
-        try:
-            payload = payload_of(data, verify, self._source, record, start)
-        except DataError:  # it may have been damaged on its way here, and been kept so
-            place = self.place(record)
-            self._open_files.ranges.forget(stored_range(place))
-            payload = payload_of(self._open_files.read(*place), verify, self._source, record, start)
-        return payload, self._source.describe(record, start)
+    def checked(self, record: int, data: bytes, verify: bool) -> bytes:
+        """Return what was read at the record's place, once the checksum is compared, unless `verify` is false."""
+        if verify:
+            try:
+                verify_payload(data, self._source, record, self._start(record))
+            except DataError:
+                if not self.is_stored:
+                    raise
+                # It may have been damaged on its way here, and been kept so.
+                self._open_files.ranges.forget(stored_range(self.place(record)))
+                data = self.framed(record)
+                verify_payload(data, self._source, record, self._start(record))
+        return data
 
     def describe(self, record: int) -> str:
         """Name a record by its number, file and byte: the subject of a sentence, for errors."""
-        return self._source.describe(record, int(self.index.offsets[record]) - HEAD_BYTES)
+        return self._source.describe(record, self._start(record))
 
-    def _payload(self, record: int, verify: bool) -> tuple[bytes, int]:
-        """Read the payload of a record; also return where its frame starts."""
-        index = self.index
-        offset, size = int(index.offsets[record]), int(index.lengths[record])
-        start = offset - HEAD_BYTES
-        if index.compression:
-            data = self.memory[offset : offset + size + TAIL_BYTES]
-            return payload_of(data, verify, self._source, record, start), start
-        if self.is_stored:
-            return payload_of(self._open_files.read(*self.place(record)), verify, self._source, record, start), start
-        # Apart from its checksum: to cut that off would copy all of it, which takes longer than another read.
-        payload = self._open_files.read(self.path, index.version, size, offset)
-        if verify:
-            tail = self._open_files.read(self.path, index.version, TAIL_BYTES, offset + size)
-            verify_payload(payload, tail, self._source, record, start)
-        return payload, start
+    def _start(self, record: int) -> int:
+        """Return where the frame of a record starts."""
+        return int(self.index.offsets[record]) - HEAD_BYTES
 
     def contents(self) -> UInt8s:
         """All bytes of the file, read-only: a plain one mapped, a compressed one decompressed."""
@@ -198,9 +193,9 @@ class RecordFiles:
         return file.read(record, self.verify)
 
     def read_each(self, indices: Iterable[int]) -> Iterator[tuple[bytes, str]]:
-        """Yield payload and description of each record; reports the record that is being read to `tracing`.
+        """Yield each record's payload, followed by its checksum of `TAIL_BYTES`, and its description.
 
-        Those in an object store are all read with the first.
+        The record that is being read is reported to `tracing`. Those in an object store are all read with the first.
         """
         report = reading_listener()
         located = [self.locate(index) for index in indices]
@@ -211,11 +206,8 @@ class RecordFiles:
         for file, record in located:
             if report:
                 report(f"{file.path.name}:{record}")
-            yield (
-                file.named(record, next(stored), self.verify)
-                if file.is_stored
-                else file.read_named(record, self.verify)
-            )
+            data = next(stored) if file.is_stored else file.framed(record)
+            yield file.checked(record, data, self.verify), file.describe(record)
 
     def locate(self, index: int) -> tuple[RecordFile, int]:
         """Return the file that holds a record, and the record's number in it."""

@@ -42,6 +42,7 @@ LARGEST_RECORD_BYTES = 1 << 31
 _LENGTH = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
 _HEAD = struct.Struct("<QI")
+_CRC_MASK = 0xA282EAD8
 HEAD_BYTES, TAIL_BYTES = _HEAD.size, _CRC.size
 FRAME_BYTES = HEAD_BYTES + TAIL_BYTES
 
@@ -141,7 +142,7 @@ class RecordSource(NamedTuple):
 def masked_crc32c(data: bytes) -> int:
     """Compute the format's checksum: CRC-32C rotated by 15 bits plus a constant."""
     crc: int = google_crc32c.value(data)
-    return (crc >> 15 | crc << 17) + 0xA282EAD8 & 0xFFFFFFFF
+    return (crc >> 15 | crc << 17) + _CRC_MASK & 0xFFFFFFFF
 
 
 def frame(payload: bytes) -> bytes:
@@ -178,7 +179,7 @@ def checked_lengths(heads: UInt8s, source: RecordSource, record: int, start: int
         crcs = _crc32c_table()[(crcs ^ column) & 0xFF] ^ crcs >> 8
     crcs = ~crcs
     expected = np.ascontiguousarray(heads[:, _LENGTH.size :]).view("<u4")[:, 0]
-    wrong = np.flatnonzero((crcs >> 15 | crcs << 17) + np.uint32(0xA282EAD8) != expected)
+    wrong = np.flatnonzero((crcs >> 15 | crcs << 17) + np.uint32(_CRC_MASK) != expected)
     if len(wrong):
         first = int(wrong[0])
         place = start + int(lengths[:first].sum()) + FRAME_BYTES * first
@@ -195,23 +196,21 @@ def _crc32c_table() -> UInt32s:
     return table
 
 
-def payload_of(data: bytes, verify: bool, source: RecordSource, record: int, start: int) -> bytes:
-    """Return the payload of `data`, a payload and its checksum: all that follows the head of the frame at `start`."""
-    payload = data[:-TAIL_BYTES]
-    if verify:
-        verify_payload(payload, data[-TAIL_BYTES:], source, record, start)
-    return payload
+def verify_payload(data: bytes, source: RecordSource, record: int, start: int) -> None:
+    """Compare the checksum of a payload with the one that follows it: `data` is both, of the frame at `start`.
 
-
-def verify_payload(payload: bytes, tail: bytes, source: RecordSource, record: int, start: int) -> None:
-    """Compare the checksum of a payload with the one that follows it in its frame, which begins at `start`."""
+    The payload is not cut out of it, which would copy it: the checksum of all goes on from that of the payload.
+    """
+    tail = data[-TAIL_BYTES:]
     (expected,) = _CRC.unpack(tail)
-    if (crc := masked_crc32c(payload)) != expected:
+    rotated = expected - _CRC_MASK & 0xFFFFFFFF
+    if google_crc32c.extend((rotated >> 17 | rotated << 15) & 0xFFFFFFFF, tail) != google_crc32c.value(data):
+        payload = data[:-TAIL_BYTES]
         raise source.damaged(
             "is damaged",
             record,
             start,
-            given=f"{len(payload)} bytes with the checksum {crc:#010x}",
+            given=f"{len(payload)} bytes with the checksum {masked_crc32c(payload):#010x}",
             expected=f"the checksum {expected:#010x}, which was written with them",
             hint="copy or convert the file again",
         )
@@ -345,7 +344,8 @@ def _records_in(
             raise error.of(source, record, start) from None
         if len(data) < length + TAIL_BYTES:
             raise source.cut_short(record, start, FRAME_BYTES + length, HEAD_BYTES + len(data))
-        payload = payload_of(data, verify, source, record, start)
+        if verify:
+            verify_payload(data, source, record, start)
         start += FRAME_BYTES + length
         record += 1
-        yield start, payload
+        yield start, data[:-TAIL_BYTES]
