@@ -69,15 +69,15 @@ class DetectorDetails:
         rows = [without_nonfinite(row._asdict()) for row in (*found["classes"], found["all"])]
         matrix = {"confusion": found["confusion"]} if self._files["confusion"] else {}
         errors = {kind: error._asdict() for kind, error in found["errors"].items()}
-        table = {"min_score": report.min_score, "iou": IOU, "classes": rows[:-1], "all": rows[-1], "errors": errors}
-        return {"by_class": table, **matrix}
+        how = {"measured": report.measured, "min_score": report.min_score, "iou": IOU}
+        return {"by_class": {**how, "classes": rows[:-1], "all": rows[-1], "errors": errors}, **matrix}
 
     def write(self, reader: Reader, names: ClassNames) -> None:
         """Log the table and write the files, on the chief: its metrics alone have seen the detections."""
         if REPORT not in self.metrics:
             return
         report, found = self._report, self._report.compute()
-        lines = [*_table(found["classes"], found["all"], report.min_score), *_errors(found["errors"])]
+        lines = [*_table(found["classes"], found["all"], report), *_errors(found["errors"])]
         log.info("%s", Lines("\n".join(lines)))
         confusion, curves, mistakes = self._files.values()
         if confusion is not None:
@@ -99,7 +99,7 @@ class DetectorDetails:
         """Draw the images with the most false and missed objects, with what the detector has found, on one sheet."""
         kept: KeptDetections = self.metrics[KEPT]
         indices = [kept.index_of(image.source_id) for image in self._report.worst(_MOST_IMAGES)]
-        compared = Comparison(kept, self._report.min_score)
+        compared = Comparison(kept, self._report.min_score, by_masks=self._report.measured == "masks")
         shown = examples(reader, indices, order="sequential", detections=compared)
         cards = [card(example, _SIDE_PIXELS) for example in shown]
         title = f"the worst {len(cards)} of {len(kept)} images; {_LEGEND}" if cards else "no mistakes"
@@ -111,12 +111,13 @@ def _write(path: Path, text: str) -> None:
         file.write(text.encode(errors="backslashreplace"))
 
 
-def _table(classes: list[ClassReport], of_all: ClassReport, min_score: float) -> Iterator[str]:
+def _table(classes: list[ClassReport], of_all: ClassReport, report: DetectionReport) -> Iterator[str]:
     """Yield the lines of the table; of many classes it has those with the most mistakes."""
     shown = classes
     if len(classes) > _MOST_CLASSES:
         shown = sorted(classes, key=lambda each: -(each.false + each.missed))[:_MOST_CLASSES]
-    yield f"detections of a score of {min_score:g} or more, right from an IoU of {IOU:g} with an object of their class:"
+    overlap = f"an IoU of {IOU:g}" + (" of masks" if report.measured == "masks" else "")
+    yield f"detections of a score of {report.min_score:g} or more, right from {overlap} with an object of their class:"
     rows = [_HEAD, *map(_cells, shown if len(classes) == 1 else [*shown, of_all])]
     width = max(num_columns(name) for name, *_ in rows)
     named = [[name + " " * (width - num_columns(name)), *cells] for name, *cells in rows]

@@ -150,7 +150,7 @@ class CocoMetric(DetectionMetric):
 
     def _overlaps(self, images: ScoredImages, pairs: Pairs, is_region: Bools) -> Floats:
         if self.measured != "keypoints":
-            return super()._overlaps(images, pairs, is_region)
+            return images.overlaps(pairs, is_region)
         check_keypoints(images, len(self._sigmas))
         truth = KeypointTruth(*(images.values[f"truth_{name}"] for name in ("keypoints", "boxes", "area")))
         return keypoint_similarities(images.values["keypoints"], truth, self._sigmas, pairs)

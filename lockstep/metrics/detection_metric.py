@@ -11,9 +11,8 @@ import torch
 
 from lockstep.errors import InputError
 from lockstep.listing import did_you_mean
-from lockstep.metrics.overlaps import box_overlaps, mask_overlaps
-from lockstep.metrics.pairs import Bools, Floats, Ints, Pairs
-from lockstep.metrics.scored_images import IMAGES, TRUTH, ScoredImages, named_categories
+from lockstep.metrics.pairs import Ints
+from lockstep.metrics.scored_images import IMAGES, TRUTH, named_categories
 from lockstep.ragged import Ragged
 
 _OPENED_WITH = {
@@ -64,11 +63,6 @@ class DetectionMetric:
     def update(self, ids: Ragged, *columns: Ragged) -> None:
         """Take in what `prepare` returned; an InputError names an image that is there already."""
         self._images.add(ids, *columns)
-
-    def _overlaps(self, images: ScoredImages, pairs: Pairs, is_region: Bools) -> Floats:
-        if self.measured == "masks":
-            return mask_overlaps(images.masks["masks"], images.masks["truth_masks"], is_region, pairs)
-        return box_overlaps(images.values["boxes"], images.values["truth_boxes"], is_region, pairs)
 
 
 class ImageColumn(NamedTuple):

@@ -15,17 +15,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
-from lockstep.checks import FiniteFloat, check_value
+from lockstep.checks import FiniteFloat, check_one_of, check_value
 from lockstep.listing import csv_line
+from lockstep.mask_runs import Flips
 from lockstep.metrics.coco import LEVELS, MOST_OF_CLASS, precision_at_levels
-from lockstep.metrics.detection_errors import Errors, Matched, error_kinds, errors_of
+from lockstep.metrics.detection_errors import Matched, error_kinds, errors_of
 from lockstep.metrics.detection_metric import DetectionMetric, ids_of, ragged_of
-from lockstep.metrics.overlaps import box_overlaps
 from lockstep.metrics.pairs import Bools, Floats, Ints, Pairs, pairs_of_groups, ranks
 from lockstep.metrics.scored_images import BACKGROUND, ScoredImages, Values, scored_images
 from lockstep.ragged import Ragged
@@ -80,8 +80,8 @@ class ImageMistakes(NamedTuple):
 class DetectionReport(DetectionMetric):
     """A table by class, a confusion matrix with background, and curves of detections; a metric for `lockstep.evaluate`.
 
-    What a detection has found is said by the rule at the head of this module, of boxes. The values are the same for any
-    number of workers and any micro-batch.
+    What a detection has found is said by the rule at the head of this module. The values are the same for any number of
+    workers and any micro-batch.
 
     Example:
         report = ls.metrics.DetectionReport(reader.classes)
@@ -94,16 +94,24 @@ class DetectionReport(DetectionMetric):
 
     Args:
         categories: the name of each class by its label, from 1 on.
+        measured: whose IoU the rule takes.
         min_score: the table and the matrix count detections of this score or a higher one; best F1 and curves, all.
 
     Raises:
         InputError: the classes are none, see `CocoMetric`; or the score is not finite.
     """
 
-    def __init__(self, categories: Mapping[int, str] | Sequence[str], *, min_score: float = 0.5) -> None:
+    def __init__(
+        self,
+        categories: Mapping[int, str] | Sequence[str],
+        measured: Literal["boxes", "masks"] = "boxes",
+        *,
+        min_score: float = 0.5,
+    ) -> None:
+        check_one_of("measured", measured, ("boxes", "masks"))
         check_value("min_score", min_score, FiniteFloat)
         self.min_score = min_score
-        super().__init__(categories, "boxes", FLAGS, "")
+        super().__init__(categories, measured, FLAGS, "")
 
     def columns(self, batch: Mapping[str, Any], detections: Mapping[str, Any]) -> tuple[Any, ...]:
         """Pick what `prepare` takes, as other metrics do; without columns of crowds and the like all objects count."""
@@ -131,7 +139,8 @@ class DetectionReport(DetectionMetric):
         ], axis=1)  # fmt: skip
         image = np.concatenate([images.image[found.is_shown], images.truth_image[found.is_missed]])
         by_image, counts, size = np.argsort(image, kind="stable"), ~found.is_ignored, len(images.source_ids)
-        wrong, missed = found.errors, found.errors.is_missed
+        wrong = errors_of(found.of_classes, found.pairs, found.overlaps)
+        missed = wrong.is_missed
         of_detections = labels, images.values["scores"], found.is_right, wrong.kind, wrong.mended
         return (
             ids_of(images.source_ids),
@@ -206,15 +215,16 @@ class Outcomes(NamedTuple):
     """For each object: it counts, and no detection of its class has found it."""
 
 
-def outcomes(columns: Mapping[str, Values]) -> Outcomes:
+def outcomes(columns: Mapping[str, Values], masks: Mapping[str, Sequence[Flips]]) -> Outcomes:
     """Say what has become of the detections on one image; one that is neither right nor ignored is false.
 
     Args:
         columns: "boxes" and "truth_boxes", x, y, width and height, shape (n, 4); "scores", "labels" and "truth_labels";
             and, where the data have them, "truth_is_crowd", "truth_group_of" and "truth_difficult", bool.
+        masks: "masks" and "truth_masks", which are compared in place of the boxes; or none.
     """
     of_detections, of_objects = (np.zeros(len(columns[name]), np.int64) for name in ("labels", "truth_labels"))
-    found = _found(ScoredImages([""], columns, {}, of_detections, of_objects, of_objects[:0]), -math.inf)
+    found = _found(ScoredImages([""], columns, masks, of_detections, of_objects, of_objects[:0]), -math.inf)
     missed = found.is_missed.copy()
     missed[found.taken[~found.is_right & (found.taken >= 0)]] = True
     return Outcomes(found.is_right, found.is_ignored, missed)
@@ -231,8 +241,12 @@ class _Found(NamedTuple):
     """For each detection that is shown: the row of the object that it has taken, of any class; else -1."""
     is_missed: Bools
     """For each object: it counts, and no detection that is shown has taken it."""
-    errors: Errors
-    """What kinds the mistakes of all scores are."""
+    of_classes: Matched
+    """What detections of all scores have taken of their classes."""
+    pairs: Pairs
+    """Each detection that counts with each object of its image."""
+    overlaps: Floats
+    """The IoU of each pair."""
 
 
 def _found(images: ScoredImages, min_score: float) -> _Found:
@@ -249,7 +263,7 @@ def _found(images: ScoredImages, min_score: float) -> _Found:
     best_first = best_first[~is_ignored[best_first]]
     pairs = pairs_of_groups(images.image[best_first], images.truth_image)
     rank, rows = pairs.detection, Pairs(best_first[pairs.detection], pairs.truth)
-    overlaps = box_overlaps(images.values["boxes"], images.values["truth_boxes"], is_region, rows)
+    overlaps = images.overlaps(rows, is_region)
     # Of objects overlapped alike, the last one is taken, as in COCO.
     order = np.lexsort((-rows.truth, -overlaps, rank))
     order = order[overlaps[order] >= IOU]
@@ -260,14 +274,13 @@ def _found(images: ScoredImages, min_score: float) -> _Found:
     is_right = taken >= 0
     on_left_out = order[(is_same & is_left_out)[order]]
     is_ignored[rows.detection[on_left_out][~is_right[rows.detection[on_left_out]]]] = True
-    matched = Matched(labels, scores, ~is_ignored, taken, truth_labels, ~of_no_account)
-    errors = errors_of(matched, rows, overlaps)
+    of_classes = Matched(labels, scores, ~is_ignored, taken.copy(), truth_labels, ~of_no_account)
     is_shown = ~is_ignored & (scores >= min_score)
     taken[~is_shown] = -1
     is_free = ~of_no_account
     is_free[taken[taken >= 0]] = False
     _take(taken, is_free, rows, order[(is_shown[rows.detection] & ~is_same & ~is_left_out)[order]])
-    return _Found(is_right, is_ignored, is_shown, taken, is_free, errors)
+    return _Found(is_right, is_ignored, is_shown, taken, is_free, of_classes, rows, overlaps)
 
 
 def _take(taken: Ints, is_free: Bools, pairs: Pairs, order: Ints) -> None:

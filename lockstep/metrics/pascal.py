@@ -174,7 +174,7 @@ class PascalMetric(DetectionMetric):
         order = rows[np.lexsort((-rows, -scores[rows], groups[rows]))]
         pairs = pairs_of_groups(groups[order], images.truth_groups)
         is_group, is_difficult = _flags(images, "truth_group_of"), _flags(images, "truth_difficult")
-        overlaps = self._overlaps(images, Pairs(order[pairs.detection], pairs.truth), is_group)
+        overlaps = images.overlaps(Pairs(order[pairs.detection], pairs.truth), is_group)
         found = assigned_to_objects(len(order), pairs, overlaps, is_group, is_difficult, self.threshold)
         # After the detections of an image, the groups that were found, with the best scores in them.
         best = found.groups.detection if self.group_weight else np.empty(0, np.int64)
@@ -192,7 +192,7 @@ class PascalMetric(DetectionMetric):
         best = order[ranks(groups[order]) == 0]
         pairs = pairs_of_groups(groups[best], images.truth_groups)
         pairs = Pairs(best[pairs.detection], pairs.truth)
-        is_right = self._overlaps(images, pairs, np.zeros_like(is_group)) >= self.threshold
+        is_right = images.overlaps(pairs, np.zeros_like(is_group)) >= self.threshold
         return _Classes(
             images.truth_image[first],
             images.values["truth_labels"][first],

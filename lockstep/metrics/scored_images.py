@@ -14,7 +14,8 @@ import torch
 from lockstep.checks import check_type
 from lockstep.errors import InputError
 from lockstep.mask_runs import Flips, flips_of_pixels
-from lockstep.metrics.pairs import Ints, groups_of
+from lockstep.metrics.overlaps import box_overlaps, mask_overlaps
+from lockstep.metrics.pairs import Bools, Floats, Ints, Pairs, groups_of
 from lockstep.ragged import Ragged
 
 IMAGES = "source_id"
@@ -78,6 +79,12 @@ class ScoredImages:
         """The image and class of each object, ascending."""
         return groups_of(self.truth_image, self.values[f"{TRUTH}labels"])
 
+    def overlaps(self, pairs: Pairs, is_region: Bools) -> Floats:
+        """Compute the IoU of each pair: of masks where there are some, else of boxes."""
+        if self.masks:
+            return mask_overlaps(self.masks["masks"], self.masks[f"{TRUTH}masks"], is_region, pairs)
+        return box_overlaps(self.values["boxes"], self.values[f"{TRUTH}boxes"], is_region, pairs)
+
 
 def scored_images(fields: Sequence[str], columns: Sequence[Any], classes: Collection[int]) -> ScoredImages:
     """Check the columns of a metric, and lay them end to end; see `CocoMetric` for what they are.
@@ -116,7 +123,7 @@ def scored_images(fields: Sequence[str], columns: Sequence[Any], classes: Collec
         return np.repeat(np.arange(len(source_ids)), lengths.get(name, 0))
 
     values = {name: column.values.numpy() for name, column in ragged.items()}
-    flips = {name: [each for one in column for each in _flips(one)] for name, column in masks.items()}
+    flips = {name: [each for one in column for each in flips_in(one)] for name, column in masks.items()}
     truth_image = owner(f"{TRUTH}labels")
     by_class = np.lexsort((values[f"{TRUTH}labels"], truth_image))
     of_objects = {name for name in named if name.startswith(TRUTH) and name != VERIFIED_LABELS}
@@ -228,8 +235,8 @@ def _size(masks: Any) -> tuple[int, int]:
     return height, width
 
 
-def _flips(masks: Any) -> list[Flips]:
-    """Draw lazy masks, or encode masks of shape (objects, height, width)."""
+def flips_in(masks: Any) -> list[Flips]:
+    """Return the flips of masks of an image: lazy ones are drawn, those of shape (objects, height, width) encoded."""
     if hasattr(masks, "flips"):
         return list(masks.flips())
     pixels = masks if isinstance(masks, torch.Tensor) else masks.decode()

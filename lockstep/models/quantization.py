@@ -484,6 +484,12 @@ def quantize(model: nn.Module, images: Tensor, *, delay: int, weight_bits: int =
     model.register_forward_hook(quantization.leave, always_call=True)
 
 
+def quantizer_of(model: nn.Module) -> Quantizer | None:
+    """Return what quantizes a model; None of one in floating point."""
+    found = getattr(model, NAME, None)
+    return found if isinstance(found, Quantizer) else None
+
+
 @torch.no_grad()
 def _recorded(model: nn.Module, images: Tensor) -> Plan:
     """Run a copy of a model once; random numbers are put back."""

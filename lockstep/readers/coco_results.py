@@ -14,6 +14,7 @@ import numpy as np
 from lockstep.durable import atomic_write
 from lockstep.errors import DataError, InputError
 from lockstep.listing import shorten
+from lockstep.mask_runs import Flips, flips_of_pixels, pixels_in
 from lockstep.readers.coco_annotations import integer_in, number_of, numbers_of, value_in
 from lockstep.readers.object_table import Column, Float64s
 from lockstep.readers.reader import Int64s
@@ -34,6 +35,10 @@ class MaskText(NamedTuple):
     height: int
     width: int
     runs: str
+
+    def flips(self) -> Flips:
+        """Return where it changes between 0 and 1."""
+        return flips_of_pixels(pixels_in(self.runs, self.height, self.width)[None])[0]
 
 
 class ImageResults(NamedTuple):

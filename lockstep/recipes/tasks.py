@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 
@@ -200,14 +200,19 @@ class Detection:
         return replace(self, metrics={**made, **metrics, **kept})
 
     def in_detail(self, classes: Mapping[int, str], *, keep_all: bool) -> Self:
-        """Also tell of each class, by `DetectionReport`, if objects count; with `keep_all` keep all detections."""
+        """Also tell of each class, by `DetectionReport`, if objects count; with `keep_all` keep all detections.
+
+        It goes by masks where one of the metrics does.
+        """
         from lockstep.evaluation.kept_detections import KeptDetections
         from lockstep.metrics.detection_report import DetectionReport
 
         more: dict[str, Any] = {KEPT: KeptDetections()} if keep_all else {}
         if not self.evaluation.ignore_ground_truth:
             least = self.evaluation.pictures.min_score
-            more[REPORT] = DetectionReport(self._categories(classes), min_score=least)
+            by_masks = any(getattr(metric, "measured", None) == "masks" for metric in self.metrics.values())
+            measured: Literal["boxes", "masks"] = "masks" if by_masks else "boxes"
+            more[REPORT] = DetectionReport(self._categories(classes), measured, min_score=least)
         return replace(self, metrics={**self.metrics, **more})
 
     def _categories(self, classes: Mapping[int, str]) -> dict[int, str]:

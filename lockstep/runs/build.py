@@ -13,8 +13,9 @@ from lockstep.data.loader import Loader
 from lockstep.description import described
 from lockstep.detection.detector import DetectionModel
 from lockstep.errors import DataError, InputError
+from lockstep.listing import shorten
 from lockstep.metrics.metric import NO_METRICS, Metric
-from lockstep.models.quantization import quantize
+from lockstep.models.quantization import quantize, quantizer_of
 from lockstep.models.torchvision_models import size_taken
 from lockstep.readers.combine import Subset
 from lockstep.readers.reader import Reader
@@ -218,7 +219,24 @@ def build_model(recipe: Recipe) -> nn.Module:
         # A classifier's layers are all of those that it trains with; a detector's second stage would ask for objects.
         model.train(not isinstance(model, DetectionModel))
         quantize(model, blank_input(recipe, model, _EXAMPLES_TO_RUN), **vars(given))
+        if isinstance(model, DetectionModel):
+            _check_all_quantized(model)
     return model
+
+
+def _check_all_quantized(model: DetectionModel) -> None:
+    """Refuse a detector with layers that `forward` does not compute in evaluation: nothing would quantize them."""
+    quantizer = quantizer_of(model)
+    assert quantizer is not None, "it was made just now"
+    left = quantizer.layers.keys() - {key.rpartition(":")[0] for key in quantizer.plan.layers}
+    if left:
+        raise InputError(
+            "Detectors of masks, of keypoints, or with layers for training alone are not trained for whole numbers.",
+            given=f"{len(left)} layers of a {type(model).__name__} that no image alone reaches: "
+            f"{shorten(sorted(left))}",
+            expected="a detector all of whose layers compute on an image, such as an SSD or a Faster R-CNN",
+            hint="leave quantization out of the recipe (--set quantization=none)",
+        )
 
 
 def blank_input(recipe: Recipe, model: nn.Module, num_examples: int) -> Tensor:

@@ -91,8 +91,9 @@ def encode_model(
 def _of_whole_numbers(trained: Trained, *, for_onnx: bool) -> Trained:
     """Return the model with int8 weights, if it was trained for that; else as it is."""
     # What is not there is refused before torch is loaded.
+    from lockstep.models.quantization import quantizer_of
     from lockstep.runs.build import blank_input
-    from lockstep.runs.integer_graph import integer_network, quantizer_of
+    from lockstep.runs.integer_graph import integer_network
 
     if quantizer_of(trained.model) is None:
         return trained

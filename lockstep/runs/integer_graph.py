@@ -15,16 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.errors import InputError
-from lockstep.models.quantization import NAME, Calls, QuantizationParameters, Quantizer, fake_quantized
+from lockstep.models.quantization import Calls, QuantizationParameters, Quantizer, fake_quantized, quantizer_of
 
 _BITS = 8
 _TO_INT8 = 128  # less of it, whole numbers from 0 to 255 are those of int8
-
-
-def quantizer_of(model: nn.Module) -> Quantizer | None:
-    """Return what quantizes a model; None of one in floating point."""
-    found = getattr(model, NAME, None)
-    return found if isinstance(found, Quantizer) else None
 
 
 @torch.no_grad()

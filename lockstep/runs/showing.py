@@ -34,6 +34,7 @@ from lockstep.images.fields import describe_field
 from lockstep.images.pillow import png_bytes
 from lockstep.mask_runs import pixels_in
 from lockstep.metrics.detection_report import FLAGS, outcomes
+from lockstep.metrics.scored_images import flips_in
 from lockstep.randomness import Draws
 from lockstep.readers.coco_results import CocoResults, ImageResults
 from lockstep.readers.reader import Reader
@@ -327,13 +328,18 @@ class Comparison(Checked):
     results: CocoResults | KeptDetections
     min_score: FiniteFloat = 0.5
     """Detections of lower scores are left out."""
+    by_masks: bool = False
+    """Masks are compared, which the reader and the results have then; else boxes."""
 
     def of(self, fields: Mapping[str, Any], size: tuple[int, int], classes: Mapping[int, str]) -> Compared:
         """Compare the detections on the only image of a batch, which is stored with this height and width."""
         found = self.results.on(fields[_ID][0]).above(self.min_score)
         truth = {name: fields[name][0].numpy() for name in TRUTH if name in fields}
         boxes, labels = truth["truth_boxes"], truth["truth_labels"]
-        result = outcomes({"boxes": found.boxes, "labels": found.labels, "scores": found.scores, **truth})
+        of_detections = {"boxes": found.boxes, "labels": found.labels, "scores": found.scores}
+        masks = {"masks": [each.flips() for each in found.masks]} if self.by_masks else {}
+        masks |= {each: flips_in(fields[each][0]) for each in ("truth_masks",) if self.by_masks}
+        result = outcomes({**of_detections, **truth}, masks)
         named = [classes.get(label) or str(label) for label in found.labels.tolist()]
         kinds = [_kind(*each) for each in zip(result.right, result.ignored, strict=True)]
         missed = [f"missed: {classes.get(label) or label}" for label in labels[result.missed].tolist()]

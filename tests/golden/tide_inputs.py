@@ -1,4 +1,7 @@
-"""What TIDE and our kinds of errors are both given: images with detections near objects, far from them, and twice."""
+"""What TIDE and our kinds of errors are both given: images with detections near objects, far from them, and twice.
+
+Masks of objects are ellipses in their boxes; those of detections, in theirs, fill more of them.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-NUM_IMAGES, NUM_CLASSES = 30, 3
+NUM_IMAGES, NUM_CLASSES, SIDE = 30, 3, 448
+OF_OBJECT, OF_DETECTION = 2.0, 3.0
+"""Powers of the curves around masks."""
 Row = tuple[list[float], int, float]
 """Box of x, y, width and height; class from 1 on; score."""
 
@@ -25,6 +30,16 @@ def images() -> list[tuple[list[Row], list[Row]]]:
         ]
         made.append((detections + [_object(draw) for _ in range(int(4 * next(draw)))], objects))
     return made
+
+
+def mask(box: list[float], power: float) -> np.ndarray:
+    """The pixels within a curve in a box: uint8 (SIDE, SIDE)."""
+    left, top, width, height = box
+    x, y = (
+        np.abs((np.arange(SIDE) + 0.5 - first) / side * 2 - 1) ** power
+        for first, side in ((left, width), (top, height))
+    )
+    return (x + y[:, None] <= 1).astype(np.uint8)
 
 
 def _object(draw: Any) -> Row:

@@ -150,7 +150,7 @@ def test_matrix_table_and_worst_images_are_those_of_the_rule(scored: list[Image]
 @settings(max_examples=60, deadline=None)
 @given(images)
 def test_what_is_drawn_on_an_image_is_what_is_counted(image: Image) -> None:
-    found = outcomes(columns_of(image))
+    found = outcomes(columns_of(image), {})
     (worst,) = reported([image], min_score=0.0).worst(1) or [("0", 0, 0)]
     assert worst[1] == (~found.right & ~found.ignored).sum()
     assert worst[2] == found.missed.sum()
@@ -221,7 +221,7 @@ def test_right_and_missed_are_those_of_pycocotools() -> None:
 
 
 def on_one_image(detections: list[Any], objects: list[Any]) -> Outcomes:
-    return outcomes(columns_of((detections, [(box, label, crowd, 0, 0) for box, label, crowd in objects])))
+    return outcomes(columns_of((detections, [(box, label, crowd, 0, 0) for box, label, crowd in objects])), {})
 
 
 def test_what_is_taken_for_another_class() -> None:

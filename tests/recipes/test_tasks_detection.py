@@ -19,7 +19,7 @@ from lockstep.ragged import Ragged
 from lockstep.randomness import Draws
 from lockstep.recipes.data import DetectionData
 from lockstep.recipes.parts import DetectionEvaluation
-from lockstep.recipes.tasks import ASSIGNED, Detection, network_input
+from lockstep.recipes.tasks import ASSIGNED, REPORT, Detection, network_input
 
 KEEP = KeepAspectRatioResizer(24, 36)
 
@@ -173,3 +173,13 @@ def test_keypoints_are_on_the_input_and_have_a_sigma_each() -> None:
     assert Detection(data, 1, scored).with_metrics({1: "person"}, {}).metrics["coco_keypoint_metrics"] is not None
     with pytest.raises(ls.InputError, match="num_keypoints=2, and 17 sigmas"):
         Detection(data, 1, replace(scored, keypoint_sigmas=())).check(1)
+
+
+@pytest.mark.parametrize(
+    ("names", "measured"),
+    [(("coco_detection_metrics",), "boxes"), (("coco_detection_metrics", "coco_mask_metrics"), "masks")],
+)
+def test_its_table_by_class_goes_by_masks_where_they_are_scored(names: Any, measured: str) -> None:
+    task = Detection(make_task().data, 2, DetectionEvaluation(names)).with_metrics({}, {})
+    report: Any = task.in_detail({}, keep_all=False).metrics[REPORT]
+    assert report.measured == measured

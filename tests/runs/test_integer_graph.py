@@ -11,14 +11,20 @@ from typing import Any, cast
 
 import pytest
 import torch
+from tiny_detector import TinyDetector, tiny_recipe
 from torch import nn
 
-from lockstep.detection.detector import DetectionModel
+from lockstep.augmentations.resizers import FixedShapeResizer
+from lockstep.detection.detector import DetectionModel, Targets
+from lockstep.detection.regions import all_regions
+from lockstep.detection.values import FasterRcnnFpn
 from lockstep.errors import InputError
 from lockstep.models.layers import Conv2dNormActivation
 from lockstep.models.quantization import quantize
+from lockstep.recipes.code import Function
 from lockstep.recipes.parts import Quantization
 from lockstep.recipes.pipeline_config import import_pipeline
+from lockstep.recipes.python_parts import PythonModel
 from lockstep.recipes.shipped import find
 from lockstep.recipes.tasks import network_input
 from lockstep.runs.build import build_model
@@ -120,3 +126,47 @@ def test_a_detector_of_whole_numbers_predicts_what_the_trained_one_does() -> Non
         assert spread > 0.1
         assert (found[name] - wanted[name]).abs().max() <= 0.02 * spread
         assert (found[name] == wanted[name]).float().mean() > 0.9
+
+
+class WithMasks(TinyDetector):
+    """Has a layer that it calls for what it has detected."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mask_head = nn.Conv2d(8, 1, 1)
+
+
+def test_a_detector_whose_layers_an_image_alone_does_not_reach_is_refused() -> None:
+    recipe = replace(tiny_recipe(Path("gone")), model=PythonModel(Function.of(WithMasks), num_classes=2))
+    quantized = replace(recipe, quantization=Quantization(0))
+    with pytest.raises(InputError, match=r"Detectors of masks, of keypoints, or .*\n.*: mask_head\n"):
+        build_model(quantized)
+
+
+@pytest.mark.slow
+def test_both_stages_of_a_detector_compute_with_whole_numbers() -> None:
+    few = {"rpn_pre_nms_top_n_train": 60, "rpn_post_nms_top_n_train": 20, "max_detections": 10}
+    few |= {"rpn_pre_nms_top_n_test": 60, "rpn_post_nms_top_n_test": 20}
+    net: Any = FasterRcnnFpn(2, freeze_batchnorm=False, **few)
+    data = replace(find("bccd").data, resizer=FixedShapeResizer(64, 64))  # type: ignore[type-var]
+    model: Any = build_model(replace(find("bccd"), model=net, data=data, frozen=(), quantization=Quantization(2)))
+    inputs = network_input(model, torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(1)) * 255)
+    objects = [torch.tensor([[8.0, 8, 40, 40]])] * 2
+    ones, classes = [torch.ones(1)] * 2, [torch.tensor([[1.0, 0]])] * 2
+    targets = Targets(objects, [torch.tensor([1])] * 2, classes, ones, [torch.zeros(1).bool()] * 2, (64, 64))
+    for layer in model.train().modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.momentum = 0.5  # the statistics that these pictures have
+    for _ in range(3):
+        losses = model.losses(model(inputs, model.assign(targets)), model.assign(targets))
+    sum(losses.values()).backward()
+    assert all(each.weight.grad.abs().max() > 0 for each in model.quantization.layers.values())
+    regions = all_regions(objects)
+    model._regions = lambda *_: regions  # proposals of almost equal scores come in another order
+    with torch.no_grad():
+        wanted = model.eval()(inputs)
+        found = integer_network(model, inputs, for_onnx=False)(inputs)
+    for name in ("objectness", "anchor_codes", "logits", "codes"):
+        spread = wanted[name].max() - wanted[name].min()
+        assert spread > 0
+        assert (found[name] - wanted[name]).abs().mean() <= 0.1 * spread  # of 60 layers, with steps of 1 / 255
