@@ -6,13 +6,14 @@
 
 COCO-MINI is a checkout of https://github.com/Obmutescence/COCO-MINI, of which `tests/fixtures/coco` is a part.
 
-It writes `masks_golden.json` beside itself: segmentations of every kind, each with the mask that it stands for, packed
-to bits row by row; and, for each annotation of instances in the fixture and in COCO-MINI, the first eight digits of the
-SHA-256 of its mask.
+It writes `masks_golden.json.gz` beside itself: segmentations of every kind, each with the mask that it stands for,
+packed to bits row by row; and, for each annotation of instances in the fixture and in COCO-MINI, the first eight digits
+of the SHA-256 of its mask.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import sys
@@ -31,7 +32,8 @@ def main() -> None:
     cases = [case(segmentation, *size) for segmentation, size in [*drawn_by_hand(), *polygons(rng), *runs(rng)]]
     files = [FIXTURE, *sorted(Path(sys.argv[1], "annotations").glob("instances_*.json"))]
     golden = {"cases": cases, "files": {path.name: digests(path) for path in files}}
-    (HERE / "masks_golden.json").write_text(json.dumps(golden, separators=(",", ":")) + "\n")
+    text = json.dumps(golden, separators=(",", ":")) + "\n"
+    (HERE / "masks_golden.json.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 def drawn_by_hand() -> list[tuple[Any, tuple[int, int]]]:

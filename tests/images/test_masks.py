@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import pickle
@@ -23,7 +24,7 @@ from lockstep.images.masks import DenseMasks, MaskOutlines, PngMasks, dense_mask
 from lockstep.images.moves import Masks
 
 TESTS = Path(__file__).parent.parent
-GOLDEN = json.loads((TESTS / "golden" / "masks_golden.json").read_text())
+GOLDEN = json.loads(gzip.decompress((TESTS / "golden" / "masks_golden.json.gz").read_bytes()))
 SQUARE = [1, 1, 3, 1, 3, 3, 1, 3]
 
 
