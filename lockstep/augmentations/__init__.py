@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from lockstep.augmentations.pixels import RandomBlackPatches as RandomBlackPatches
     from lockstep.augmentations.pixels import RandomErasing as RandomErasing
     from lockstep.augmentations.pixels import RandomPixelValueScale as RandomPixelValueScale
+    from lockstep.augmentations.random_crops import RandomAbsolutePadImage as RandomAbsolutePadImage
     from lockstep.augmentations.random_crops import RandomCropImage as RandomCropImage
     from lockstep.augmentations.random_crops import RandomCropPadImage as RandomCropPadImage
     from lockstep.augmentations.random_crops import RandomCropToAspectRatio as RandomCropToAspectRatio

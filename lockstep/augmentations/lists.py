@@ -42,6 +42,7 @@ AUGMENTATIONS: tuple[type, ...] = (
     boxes.RandomJitterBoxes,
     random_crops.RandomCropImage,
     random_crops.RandomPadImage,
+    random_crops.RandomAbsolutePadImage,
     random_crops.RandomCropPadImage,
     random_crops.RandomCropToAspectRatio,
     random_crops.RandomPadToAspectRatio,

@@ -16,7 +16,16 @@ import torch
 from lockstep.augmentations.augment import Share, drawn_corners, drawn_shares
 from lockstep.augmentations.crops import DistortedLaw, Windows, objects_in_pixels
 from lockstep.augmentations.resizers import check_sizes, pad_images
-from lockstep.checks import Checked, Hint, PositiveFloat, PositiveInt, Probability, Range, check_least_and_most
+from lockstep.checks import (
+    Checked,
+    Hint,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    Range,
+    check_least_and_most,
+)
 from lockstep.errors import DataError, InputError
 from lockstep.images.fields import Image, cropped_image, decoded, images_of, name_of, sides_of
 from lockstep.images.moves import Bools, Float64s, Int64s, Region, move
@@ -199,6 +208,25 @@ class RandomPadImage(Checked):
         least = _sides(self.min_image_height, self.min_image_width, sides)
         most = _sides(self.max_image_height, self.max_image_width, 2 * sides)
         return _pad_at_random(batch, draws, least, most, [self.pad_color] * len(images), self)
+
+
+@dataclass(frozen=True)
+class RandomAbsolutePadImage(Checked):
+    """Put each image at a random place of one that is larger by some pixels: random_absolute_pad_image."""
+
+    max_height_padding: NonNegativeInt = 0
+    """What the pixels that are added to the height stay below, each number as often; 0: none are added."""
+    max_width_padding: NonNegativeInt = 0
+    """What those that are added to the width stay below."""
+    pad_color: Colours | None = None
+    """Red, green and blue, 0 to 255; None: the mean colour of the image."""
+
+    def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
+        """Return the batch with its images padded: a list of images of several sizes."""
+        images = images_of(batch, "image", self)
+        sides = sides_of(images)
+        most = sides + np.array([self.max_height_padding, self.max_width_padding])
+        return _pad_at_random(batch, draws, sides, most, [self.pad_color] * len(images), self)
 
 
 @dataclass(frozen=True)

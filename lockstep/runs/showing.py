@@ -376,12 +376,15 @@ def detection_marks(
     named = ([classes.get(label) or str(label)] if labels else [] for label in found.labels.tolist())
     scored = ([f"{score:.2f}"] if scores else [] for score in found.scores.tolist())
     masks = [torch.from_numpy(pixels_in(mask.runs, mask.height, mask.width)) for mask in found.masks]
+    points = found.keypoints
+    if points is not None:  # all zeros: it is of a class that has none
+        points = np.where(points.any(-1, keepdims=True), points[..., 1::-1] / size, np.nan)
     return Marks(
         _shares(found.boxes, size),
         [" ".join(words) for words in map(operator.add, named, scored)],
         labels=found.labels.tolist(),
         masks=torch.stack(masks) if masks else None,
-        keypoints=None if found.keypoints is None else torch.from_numpy(found.keypoints[..., 1::-1] / size),
+        keypoints=None if points is None else torch.from_numpy(points),
     )
 
 

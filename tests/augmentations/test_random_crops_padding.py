@@ -8,6 +8,7 @@ import torch
 from augmented import BOXES, batch_of, draws_of, noise, png
 
 from lockstep.augmentations import (
+    RandomAbsolutePadImage,
     RandomCropPadImage,
     RandomPadImage,
     RandomPadToAspectRatio,
@@ -41,6 +42,19 @@ def test_the_most_is_never_reached_and_wins_over_the_least() -> None:
     after = RandomPadImage(6, 9, 8, 7)(batch, draws_of(50))
     assert {image.shape[1] for image in after["image"]} == {6, 7}
     assert {image.shape[2] for image in after["image"]} == {7}
+
+
+def test_images_grow_by_less_than_so_many_pixels() -> None:
+    image = noise(4, 5)
+    batch = batch_of(*[image] * 60)
+    after = RandomAbsolutePadImage(3, 2, (0.0, 0.0, 9.0))(batch, draws_of(60))
+    assert {image.shape[1] for image in after["image"]} == {4, 5, 6}
+    assert {image.shape[2] for image in after["image"]} == {5, 6}
+    for padded in after["image"]:
+        rest = padded.sum((1, 2)) - image.sum((1, 2))
+        assert rest.tolist() == [0, 0, 9 * (padded[0].numel() - 20)]
+    (same,) = RandomAbsolutePadImage()(batch_of(png(noise(4, 5))), draws_of(1))["image"]
+    assert isinstance(same, EncodedImage)
 
 
 def test_a_size_of_its_own_stays_as_it_is() -> None:

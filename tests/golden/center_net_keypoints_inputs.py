@@ -13,12 +13,9 @@ SIDES, CELLS, OUTPUTS = (64, 96), (16, 24), 2
 """Of images in pixels, of maps in cells; and how many maps are predicted of each kind."""
 SAMPLES = 6
 
-LABEL_MAP = """
-item { name: "tree" id: 1 }
-item { name: "person" id: %d display_name: "Person"
-  keypoints { id: 0 label: "nose" } keypoints { id: 2 label: "foot" } keypoints { id: 1 label: "hand" } }
-item { name: "dog" id: 3 keypoints { id: 3 label: "nose" } keypoints { id: 4 label: "tail" } }
-"""
+LABEL_MAP = Path(__file__).parents[1] / "fixtures" / "label_maps" / "people_and_dogs.pbtxt"
+SPREAD = r'keypoint_label_to_std { key: "(\w+)" value: ([\d.]+) }'
+"""A spread in a configuration, which the messages of the reference's package are too old for."""
 _TASK = """keypoint_estimation_task {
     task_name: "%s pose" keypoint_class_name: "%s" %s
     loss {
@@ -82,7 +79,8 @@ Array = npt.NDArray[np.float32]
 
 def label_map(name: str) -> str:
     """The label map of a configuration, whose only class is the person where it has one class."""
-    return LABEL_MAP % 2 if name == "two classes" else LABEL_MAP.replace("id: 1 }", "id: 2 }") % 1
+    text = LABEL_MAP.read_text()
+    return text if name == "two classes" else text.replace('"tree" id: 1', '"tree" id: 2').replace("id: 2 d", "id: 1 d")
 
 
 def objects(name: str) -> dict[str, list[Array]]:

@@ -26,9 +26,6 @@ import numpy as np  # isort: skip
 import tensorflow as tf  # isort: skip
 
 
-SPREAD = r'keypoint_label_to_std { key: "(\w+)" value: ([\d.]+) }'
-
-
 def main() -> None:
     sys.meta_path.insert(0, Finder())
     from object_detection.models.keras_models import mobilenet_v2
@@ -48,7 +45,7 @@ def record(name: str) -> dict[str, Any]:
         path = Path(folder) / "label_map.pbtxt"
         path.write_text(inputs.label_map(name))
         text = inputs.CONFIGS[name].replace("LABEL_MAP", str(path))
-        config = text_format.Parse(re.sub(SPREAD, "", text), model_pb2.DetectionModel())
+        config = text_format.Parse(re.sub(inputs.SPREAD, "", text), model_pb2.DetectionModel())
         make = model_builder.keypoint_proto_to_params
         model_builder.keypoint_proto_to_params = lambda *given: with_spreads(make(*given), text)
         model = model_builder.build(config, is_training=False, add_summaries=False)
@@ -86,7 +83,7 @@ def record(name: str) -> dict[str, Any]:
 
 def with_spreads(task: Any, text: str) -> Any:
     (own,) = (each for each in text.split("keypoint_estimation_task")[1:] if f'"{task.task_name}"' in each)
-    spreads = dict(re.findall(SPREAD, own))
+    spreads = dict(re.findall(inputs.SPREAD, own))
     return task._replace(keypoint_std_dev=[float(spreads.get(label, 1)) for label in task.keypoint_labels])
 
 

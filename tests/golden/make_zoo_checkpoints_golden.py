@@ -3,12 +3,12 @@
     python3.11 -m venv /tmp/tensorflow
     /tmp/tensorflow/bin/pip install "tensorflow-cpu==2.21.*" tf-slim tf-keras scipy pillow
     /tmp/tensorflow/bin/pip install --no-deps tf-models-research-object-detection==2.8.0.post1
-    /tmp/tensorflow/bin/python tests/golden/make_zoo_checkpoints_golden.py [FOLDER]
+    /tmp/tensorflow/bin/python tests/golden/make_zoo_checkpoints_golden.py [FOLDER [NAME...]]
 
 Detectors are saved as the API's exporter saves those of its zoo. `zoo_checkpoints_golden.json.gz` gets the key and the
 shape of each variable, and a few of the numbers that the detector predicts where the variables have the weights that
 follow from their keys. The checkpoints themselves stay in FOLDER, if one is named: `check_zoo_checkpoints.py` reads
-them.
+them. With names of configurations these alone are recorded anew.
 """
 
 from __future__ import annotations
@@ -35,6 +35,11 @@ WANTED = {
     "object_center": "logits",
     "box/scale": "sizes",
     "box/offset": "offsets",
+    **{
+        f"{task} pose/keypoint/{theirs}": f"{task}_pose_{ours}"
+        for task in ("human", "dog")
+        for theirs, ours in {"heatmap": "heat_maps", "offset": "offsets", "regression": "regressions"}.items()
+    },
 }
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 
@@ -45,10 +50,11 @@ def main() -> None:
 
     make = mobilenet_v2.mobilenet_v2
     mobilenet_v2.mobilenet_v2 = lambda **given: make(**given | {"weights": None})  # it would fetch some
-    recorded = {}
+    names = sys.argv[2:]
+    recorded = inputs.read() if names else {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(sys.argv[1] if len(sys.argv) > 1 else temporary)
-        for name in inputs.CONFIGS:
+        for name in names or inputs.CONFIGS:
             recorded[name] = record(folder / name.replace(" ", "_"), name)
             predicted = {key: np.std(value).round(6) for key, value in recorded[name].items() if key != "variables"}
             print(name, len(recorded[name]["variables"]), predicted, flush=True)

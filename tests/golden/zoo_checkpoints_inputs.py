@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import center_net_keypoints_inputs
 import detectors_inputs
 import keras_detectors_inputs
 import numpy as np
@@ -39,6 +40,9 @@ CONFIGS: dict[str, str] = {
         "num_classes: 3", "num_classes: 3 number_of_stages: 3", 1
     ),
     **{f"centernet {name}": text for name, text in keras_detectors_inputs.CONFIGS.items() if "center_net" in text},
+    "centernet keypoints": re.sub(
+        center_net_keypoints_inputs.SPREAD, "", center_net_keypoints_inputs.CONFIGS["two classes"]
+    ).replace("LABEL_MAP", str(center_net_keypoints_inputs.LABEL_MAP)),
 }
 """Messages of the model."""
 

@@ -14,8 +14,10 @@ from tiny_detector import tiny_recipe, write_coco
 
 import lockstep as ls
 from lockstep.checkpoints.retention import Retention
-from lockstep.recipes.parts import Checkpoints, Pictures
+from lockstep.cli.main import main
+from lockstep.recipes.parts import Checkpoints, DataLoading, Pictures
 from lockstep.recipes.recipe import Recipe
+from lockstep.recipes.toml import load
 from lockstep.runs.run import Run
 from lockstep.workers.rank import leave
 
@@ -115,3 +117,52 @@ def test_patience_needs_scores(annotations: Path) -> None:
     recipe = tiny_recipe(annotations, ignore_ground_truth=True, export_path="detections.json")
     with pytest.raises(ls.InputError, match="no checkpoint is better"):
         replace(recipe, evaluate=replace(recipe.evaluate, patience=1))
+
+
+NAMES = [f"point {number}" for number in range(17)]
+OF_KEYPOINTS = """model {{ center_net {{ num_classes: 1 feature_extractor {{ type: "mobilenet_v2_fpn" }}
+  image_resizer {{ keep_aspect_ratio_resizer {{ min_dimension: 64 max_dimension: 64 pad_to_max_dimension: true }} }}
+  object_detection_task {{ localization_loss {{ l1_localization_loss {{ }} }} }}
+  object_center_params {{ classification_loss {{ {focal} }} }}
+  keypoint_label_map_path: "{label_map}"
+  keypoint_estimation_task {{ task_name: "pose" keypoint_class_name: "person" offset_peak_radius: 3
+    per_keypoint_offset: true loss {{ localization_loss {{ l1_localization_loss {{ }} }}
+    classification_loss {{ {focal} }} }} }} }} }}
+train_config {{ batch_size: 2 num_steps: 3
+  data_augmentation_options {{ random_horizontal_flip {{ keypoint_flip_permutation: {order} }} }}
+  data_augmentation_options {{ random_absolute_pad_image {{ max_height_padding: 20 max_width_padding: 20 }} }}
+  optimizer {{ use_moving_average: false adam_optimizer {{ learning_rate {{ constant_learning_rate {{ }} }} }} }} }}
+train_input_reader {{ num_keypoints: 17 label_map_path: "{label_map}"
+  tf_record_input_reader {{ input_path: "{data}" }} }}
+eval_config {{ metrics_set: "coco_detection_metrics" batch_size: 1
+  parameterized_metric {{ coco_keypoint_metrics {{ class_label: "person" }} }} }}
+eval_input_reader {{ tf_record_input_reader {{ input_path: "{data}" }} }}"""
+
+
+@pytest.mark.slow
+def test_a_config_of_keypoints_trains_resumes_is_scored_and_predicts(tmp_path: Path) -> None:
+    coco, label_map = Path(__file__).parents[1] / "fixtures/coco", tmp_path / "labels.pbtxt"
+    points = " ".join(f'keypoints {{ id: {number} label: "{name}" }}' for number, name in enumerate(NAMES))
+    label_map.write_text(f'item {{ id: 1 name: "person" {points} }}')
+    text = OF_KEYPOINTS.format(
+        label_map=label_map,
+        data=f"{coco}/person_keypoints.json:{coco}/images",
+        focal="penalty_reduced_logistic_focal_loss { alpha: 2 beta: 4 }",
+        order=list(range(17)),
+    )
+    (tmp_path / "pose.config").write_text(text)
+    assert main(["import", "pipeline", str(tmp_path / "pose.config"), "--to", str(tmp_path / "pose.toml")]) == 0
+    label_map.write_text('item { id: 1 name: "person" }')
+    recipe = replace(load(tmp_path / "pose.toml"), device="cpu", feed=DataLoading(num_processes=0))
+    scores = train(recipe, tmp_path / "whole").evaluation.scores
+    assert {COCO_MAP, "Keypoints_Precision/mAP"} <= scores.keys()
+    train(replace(recipe, end=ls.Steps(2)), tmp_path / "resumed")
+    train(recipe, tmp_path / "resumed")
+    for name in ("parameters", "buffers"):
+        parts = [tmp_path / run / f"checkpoints/step-00000003/{name}.safetensors" for run in ("whole", "resumed")]
+        assert len({part.read_bytes() for part in parts}) == 1
+    leave()
+    words = [str(tmp_path / "whole"), str(coco / "images"), "--to", str(tmp_path / "out"), "--device", "cpu"]
+    assert main(["predict", *words, "--min-score", "0"]) == 0
+    found = json.loads((tmp_path / "out/predictions.json").read_text())["predictions"]
+    assert {len(each["keypoints"]) for image in found for each in image["objects"]} == {3 * 17}

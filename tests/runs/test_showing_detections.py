@@ -37,6 +37,12 @@ def test_detections_are_drawn_with_names_and_scores(labels: bool, scores: bool, 
     assert marks.keypoints.tolist() == [[[0.5, 0.25]], [[1, 1]]]
 
 
+def test_keypoints_that_a_class_has_not_are_not_drawn() -> None:
+    marks = detection_marks(FOUND._replace(keypoints=np.stack([POINTS[0], np.zeros((1, 3))])), (10, 40), {})
+    assert marks.keypoints is not None
+    assert torch.isnan(marks.keypoints).flatten(1).tolist() == [[False, False], [True, True]]
+
+
 def test_without_masks_none_are_drawn() -> None:
     assert detection_marks(FOUND._replace(masks=()), (10, 40), {}).masks is None
     nothing = FOUND.at(np.array([], np.int64))
