@@ -332,7 +332,7 @@ class RemotePath:
         """List objects, and say so where it takes long: a store tells a thousand names in an answer."""
         said = (
             "%s is listed for %.0f s already, a thousand objects at a time; millions take minutes, at each start. "
-            "Wait, or end it by Ctrl-C; name a folder with less in it, or write the examples into shards: lockstep convert"
+            "Wait, or end it (Ctrl-C); name a folder with less in it, or put examples into shards: lockstep convert"
         )
         timer = threading.Timer(_LONG_LISTING_SECONDS, log.warning, (said, self, _LONG_LISTING_SECONDS))
         timer.daemon = True

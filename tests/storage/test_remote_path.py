@@ -122,4 +122,4 @@ def test_a_listing_that_takes_long_says_what_to_do(
     assert [*bucket.walk_files()] == ["a/b"]
     [said] = caplog.messages
     assert said.startswith(f"{bucket} is listed for 0 s already")
-    assert "write the examples into shards" in said
+    assert "put examples into shards" in said
