@@ -10,6 +10,7 @@ import errno
 import io
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import lru_cache
@@ -19,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple, Self, TypeAlias, TypeVar
 
 from lockstep.errors import DataError, LockstepError, StoreError, StoreRefusedError
+from lockstep.screen import log
 from lockstep.storage.retries import NUM_TRIES, has_expired, is_refused, says_forbidden, told, with_retries
 
 Result = TypeVar("Result")
@@ -43,6 +45,7 @@ MOST_CONNECTIONS = 32
 """Connections to a store, of each process."""
 CONNECT_SECONDS, READ_SECONDS = 10, 30
 """After these a request fails: without a connection, and without a byte."""
+_LONG_LISTING_SECONDS = 20.0
 _STAMPS = (
     "ETag",
     "etag",
@@ -240,7 +243,7 @@ class RemotePath:
 
     def walk_files(self) -> dict[str, ObjectStat]:
         """List all objects in the folder and below it, by their path within it, in order, by few requests."""
-        found = self._call(lambda fs: fs.find(self._path, detail=True))
+        found = self._listing(lambda fs: fs.find(self._path, detail=True))
         inside = {
             path.lstrip("/").removeprefix(f"{self._path}/"): stat_of(info)  # as it is: "a//b" is another than "a/b"
             for path, info in found.items()
@@ -251,7 +254,7 @@ class RemotePath:
     def glob(self, pattern: str) -> Iterator[Self]:
         """Yield what is named like a pattern of the shell, of one part or several, in the folder, in order."""
         whole = f"{escape(self._path)}/{pattern}"
-        found = self._call(lambda fs: fs.glob(whole, detail=True))
+        found = self._listing(lambda fs: fs.glob(whole, detail=True))
         yield from sorted(self._of(info) for info in found.values())
 
     def _of(self, info: dict[str, Any]) -> Self:
@@ -324,6 +327,20 @@ class RemotePath:
     def invalidate(self) -> None:
         """Forget what was listed: another process may have written here."""
         self._call(lambda fs: fs.invalidate_cache())
+
+    def _listing(self, request: Callable[[Any], Result]) -> Result:
+        """List objects, and say so where it takes long: a store tells a thousand names in an answer."""
+        said = (
+            "%s is listed for %.0f s already, a thousand objects at a time; millions take minutes, at each start. "
+            "Wait, or end it (Ctrl-C); name a folder with less in it, or put examples into shards: lockstep convert"
+        )
+        timer = threading.Timer(_LONG_LISTING_SECONDS, log.warning, (said, self, _LONG_LISTING_SECONDS))
+        timer.daemon = True
+        timer.start()
+        try:
+            return self._call(request)
+        finally:
+            timer.cancel()
 
     def _call(self, request: Callable[[Any], Result], before_repeat: Callable[[], None] | None = None) -> Result:
         """Make a request of the store, again and again where it may help."""

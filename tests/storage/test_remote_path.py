@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 import uuid
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from lockstep.errors import DataError
 from lockstep.storage import remote_path
@@ -108,3 +110,16 @@ def test_a_store_of_google_is_not_waited_for_for_ever(monkeypatch: pytest.Monkey
     remote_path._filesystem.__wrapped__("gs", -1)
     timeout = given["requests_timeout"]
     assert (timeout.total, timeout.sock_connect, timeout.sock_read) == (None, 10, 30)
+
+
+def test_a_listing_that_takes_long_says_what_to_do(
+    bucket: RemotePath, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (bucket / "a" / "b").write_bytes(b"")
+    monkeypatch.setattr(remote_path, "_LONG_LISTING_SECONDS", 0.05)
+    asked = fsspec.filesystem("memory").find
+    monkeypatch.setattr(MemoryFileSystem, "find", lambda self, *path, **how: time.sleep(0.5) or asked(*path, **how))
+    assert [*bucket.walk_files()] == ["a/b"]
+    [said] = caplog.messages
+    assert said.startswith(f"{bucket} is listed for 0 s already")
+    assert "put examples into shards" in said
