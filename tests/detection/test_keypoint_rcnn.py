@@ -10,10 +10,10 @@ from regions_drawn import SMALL, images, targets
 from torch import Tensor
 
 from lockstep.detection.detector import Targets
-from lockstep.detection.keypoint_rcnn import KeypointRcnnNet, keypoint_cells, keypoints_in
+from lockstep.detection.keypoint_rcnn import KeypointRcnnNet, _keypoints_of_graph, keypoint_cells, keypoints_in
 from lockstep.detection.regions import Regions
 from lockstep.detection.values import KeypointRcnnFpn
-from lockstep.errors import DataError, InputError
+from lockstep.errors import DataError
 
 BOXES = [[10.0, 20, 60, 90], [30, 30, 50, 60]]
 
@@ -92,7 +92,16 @@ def test_objects_without_these_keypoints_are_refused(net: KeypointRcnnNet, given
         net.assign(given)
 
 
-def test_the_graph_of_one_is_refused(net: KeypointRcnnNet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
-    with pytest.raises(InputError, match=r"(?s)cannot be exported.*\.safetensors"):
-        net.postprocess({})
+def test_products_of_matrices_find_what_resized_maps_have() -> None:
+    """On boxes of all sizes, also below a pixel; nothing of those that are not there."""
+    draw = torch.Generator().manual_seed(1)
+    maps = torch.nn.functional.interpolate(torch.randn(40, 5, 28, 28, generator=draw) * 3, scale_factor=2.0)
+    corners = torch.rand(40, 2, generator=draw) * torch.tensor([60.0, 80])
+    boxes = torch.cat([corners, corners + torch.rand(40, 2, generator=draw) * torch.tensor([36.0, 48])], 1)
+    boxes[:2, 2:] = boxes[:2, :2] + 0.3
+    labels = torch.ones(2, 20, dtype=torch.int64)
+    labels[1, 19] = 0
+    found = _keypoints_of_graph(maps.view(2, 20, 5, 56, 56), boxes.view(2, 20, 4), labels, (96, 128)).flatten(0, 1)
+    wanted = keypoints_in(maps, boxes)
+    torch.testing.assert_close(found[:39], wanted[:39], rtol=0, atol=1e-4)
+    assert not found[39].any()
