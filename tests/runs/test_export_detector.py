@@ -223,17 +223,13 @@ needs_onnx = pytest.mark.skipif(
 
 @needs_onnx
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "more"), [("RT-DETR", []), ("Keypoint R-CNN", ["keypoints"])])
-def test_onnx_runtime_finds_what_the_run_predicts(
-    family: str, more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Resizing, sampling of a grid and the steps of suppression have the same meaning there."""
+def test_onnx_runtime_finds_what_an_rt_detr_predicts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Resizing and the sampling of a grid have the same meaning there."""
     import onnxruntime
 
-    images, given = predicted(family, tmp_path, capsys)
-    assert main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "model.onnx"), *FAMILIES[family][2]]) == 0
+    images, given = predicted("RT-DETR", tmp_path, capsys)
+    assert main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "model.onnx"), *FAMILIES["RT-DETR"][2]]) == 0
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-    assert [each.name for each in session.get_outputs()] == ["boxes", "scores", "labels", "num_detections", *more]
     outputs = session.run(None, {"images": torch.stack(images).numpy()})
     for place, (image, wanted) in enumerate(zip(images, given["predictions"], strict=True)):
         found = [torch.tensor(each[place]) for each in outputs]
