@@ -18,16 +18,17 @@ from lockstep.detection.anchor_matching import after_none, rows_of_objects
 from lockstep.detection.boxes import Shape
 from lockstep.detection.detector import Detections, Targets
 from lockstep.detection.faster_rcnn import CHANNELS, FasterRcnnNet, RoIHeads, RpnHead, resnet_fpn_backbone
-from lockstep.detection.regions import AssignedAnchors, Regions, all_regions, learning_regions
+from lockstep.detection.regions import AssignedAnchors, Regions, by_image, found_regions, learning_regions
 from lockstep.detection.roi_align import multiscale_roi_align
 from lockstep.detection.values import KeypointRcnnFpn
-from lockstep.errors import DataError, InputError
+from lockstep.errors import DataError
 from lockstep.models.initial_weights import give_memory, without_memory
 from lockstep.models.layers import kaiming_fan_out
 
 _POOLED = (14, 14)
 _LAYERS, _WIDTH = 8, 512
 _UPSCALED = 2.0
+_BICUBIC = -0.75  # the slope of torch's kernel one cell away
 
 
 class KeypointRcnnNet(FasterRcnnNet):
@@ -65,11 +66,12 @@ class KeypointRcnnNet(FasterRcnnNet):
 
     def postprocess(self, predictions: Mapping[str, Any]) -> Sequence[Detections]:
         """Choose the detections of each image, and find the keypoints of each."""
+        detections, shape = super().postprocess(predictions), predictions["shape"]
+        regions, _ = found_regions(detections)
+        maps = self.roi_heads.keypoints(predictions["levels"], regions, shape).float()
         if torch.compiler.is_exporting():
-            raise refuse_export("KeypointRcnnFpn", "it resizes a heat map to each box that it finds")
-        detections = super().postprocess(predictions)
-        regions = all_regions([each.boxes for each in detections])
-        maps = self.roi_heads.keypoints(predictions["levels"], regions, predictions["shape"]).float()
+            (block,), (of_images,) = detections, by_image(maps, regions)
+            return [block._replace(keypoints=_keypoints_of_graph(of_images, block.boxes, block.labels, shape))]
         points = torch.split(keypoints_in(maps, regions.boxes), regions.lengths)
         return [each._replace(keypoints=own) for each, own in zip(detections, points, strict=True)]
 
@@ -155,6 +157,52 @@ def keypoints_in(maps: Tensor, boxes: Tensor) -> Tensor:
     return torch.cat([points[..., :2] * scale[:, None] + boxes[:, None, :2], points[..., 2:]], -1)
 
 
+def _keypoints_of_graph(maps: Tensor, boxes: Tensor, labels: Tensor, shape: Shape) -> Tensor:
+    """Find what `keypoints_in` does, for graphs: maps are resized in a corner of the input, by two products each.
+
+    Args:
+        maps: (batch, boxes, keypoints, side, side).
+        boxes: (batch, boxes, 4), within the input.
+        labels: (batch, boxes); keypoints are zeros where these are 0.
+        shape: height and width of the input, in pixels.
+
+    Returns:
+        (batch, boxes, keypoints, 3).
+    """
+    sides = (boxes[..., 2:] - boxes[..., :2]).clamp(min=1)
+    cells, side = sides.ceil(), maps.shape[-1]
+    rows, columns = (_bicubic_weights(cells[..., axis], shape[axis], side) for axis in (0, 1))
+    is_cell = [torch.arange(shape[axis], device=maps.device) < cells[..., axis, None] for axis in (0, 1)]
+    bordered = F.pad(maps.flatten(0, 1), (2, 2, 2, 2), mode="replicate").reshape(*maps.shape[:3], side + 4, side + 4)
+    found = []
+    for place in range(labels.shape[1]):  # one after the other: maps of all boxes would take gigabytes
+        sized = rows[:, place, None] @ bordered[:, place] @ columns[:, place, None].transpose(2, 3)
+        is_in = is_cell[0][:, place, None, :, None] & is_cell[1][:, place, None, None]
+        logits, at = sized.masked_fill(~is_in, -torch.inf).flatten(2).max(2)
+        found.append(torch.stack([at // shape[1] + 0.5, at % shape[1] + 0.5, logits], 2))
+    points = torch.stack(found, 1)
+    on_input = points[..., :2] * (sides / cells)[:, :, None] + boxes[:, :, None, :2]
+    return torch.where((labels > 0)[..., None, None], torch.cat([on_input, points[..., 2:]], 3), 0)
+
+
+def _bicubic_weights(sizes: Tensor, most: int, side: int) -> Tensor:
+    """Return the weights of a line's cells, and two on each side of it, in bicubic resizing as torch does it.
+
+    Args:
+        sizes: (batch, boxes), what the line is resized to.
+        most: no size is larger.
+        side: cells of the line.
+
+    Returns:
+        (batch, boxes, most, side + 4).
+    """
+    places = (torch.arange(most, device=sizes.device) + 0.5) * (side / sizes)[..., None] - 0.5
+    away = (places[..., None] - torch.arange(-2, side + 2, device=sizes.device)).abs()
+    near = (_BICUBIC + 2) * away**3 - (_BICUBIC + 3) * away**2 + 1
+    far = _BICUBIC * (away**3 - 5 * away**2 + 8 * away - 4)
+    return torch.where(away <= 1, near, torch.where(away < 2, far, 0))
+
+
 def keypoints_of(targets: Targets, number: int | None = None) -> Sequence[Tensor]:
     """Return the keypoints of the objects on each image.
 
@@ -172,13 +220,3 @@ def keypoints_of(targets: Targets, number: int | None = None) -> Sequence[Tensor
             "to learn boxes alone, train a detector of boxes",
         )
     return targets.keypoints
-
-
-def refuse_export(model: str, why: str) -> InputError:
-    """Make the error of a detector of keypoints that is exported with its detections."""
-    return InputError(
-        f"A detector of keypoints cannot be exported: {why}.",
-        given=model,
-        expected="a detector of boxes or masks",
-        hint="export the tensors alone, as .safetensors; or detect with Lockstep: lockstep predict",
-    )

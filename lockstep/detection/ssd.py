@@ -43,6 +43,7 @@ from lockstep.models.mobilenet import mobilenet_v3_features
 from lockstep.models.squeezenet import Fire, squeezenet_features
 from lockstep.models.vgg import vgg16_features
 from lockstep.weights.names import NameMap, Rename
+from lockstep.weights.timm_maps import TIMM_NETS
 
 Postprocess = Callable[[Tensor, Tensor, tuple[int, int]], Sequence[Detections]]
 """Chooses the detections of each image from boxes (batch, anchors, 4), logits (batch, anchors, classes), and the height
@@ -413,6 +414,12 @@ class MobileNetMaps(nn.Module):
         return maps
 
 
+_LITE_PARTS = (
+    Rename(rf"^features\.{_LITE_SPLIT}\.block\.0\.", f"backbone.features.0.{_LITE_SPLIT}."),
+    Rename(rf"^features\.{_LITE_SPLIT}\.block\.", "backbone.features.1.0."),
+    *(Rename(rf"^features\.{_LITE_SPLIT + number}\.", f"backbone.features.1.{number}.") for number in range(1, 4)),
+    Rename(r"^features\.", "backbone.features.0."),
+)
 _SPLIT_CLASSIFIERS: Mapping[type[nn.Module], Sequence[NameMap]] = {
     VggMaps: (
         NameMap(
@@ -424,16 +431,9 @@ _SPLIT_CLASSIFIERS: Mapping[type[nn.Module], Sequence[NameMap]] = {
         ),
     ),
     MobileNetMaps: (
+        NameMap(_LITE_PARTS, system="torch"),
         NameMap(
-            (
-                Rename(rf"^features\.{_LITE_SPLIT}\.block\.0\.", f"backbone.features.0.{_LITE_SPLIT}."),
-                Rename(rf"^features\.{_LITE_SPLIT}\.block\.", "backbone.features.1.0."),
-                *(
-                    Rename(rf"^features\.{_LITE_SPLIT + number}\.", f"backbone.features.1.{number}.")
-                    for number in range(1, 4)
-                ),
-                Rename(r"^features\.", "backbone.features.0."),
-            ),
+            (*TIMM_NETS["timm_mobilenet_v3_large"].renames, Rename(r"^(\d+\.)", r"features.\1"), *_LITE_PARTS),
             system="torch",
         ),
     ),

@@ -18,7 +18,6 @@ from torch import Generator, Tensor, nn
 from lockstep.detection.anchors import by_anchor
 from lockstep.detection.boxes import clip
 from lockstep.detection.detector import DetectionModel, Detections, Targets
-from lockstep.detection.keypoint_rcnn import refuse_export
 from lockstep.detection.losses import classification_loss, localization_loss
 from lockstep.detection.targets import FIRST_LABEL
 from lockstep.detection.tf_center_net_configs import CenterNet, PredictionHeadParams
@@ -35,6 +34,7 @@ from lockstep.detection.tf_center_net_keypoints import (
 from lockstep.detection.tf_layers import draw_weights
 from lockstep.detection.tf_object_graphs import center_net_name_map
 from lockstep.detection.tf_supported import check_supported
+from lockstep.errors import InputError
 from lockstep.models.initial_weights import check_images, give_memory, without_memory
 from lockstep.models.layers import conv2d
 from lockstep.tensors import tensor_on
@@ -184,7 +184,12 @@ class TfCenterNet(DetectionModel):
     def postprocess(self, predictions: Mapping[str, Any]) -> Sequence[Detections]:
         """Take the best peaks of the heat map, with what else their cells predict, and the keypoints of each."""
         if torch.compiler.is_exporting() and self.config.keypoint_estimation_task:
-            raise refuse_export("CenterNet", "its file has boxes, scores and labels alone")
+            raise InputError(
+                "A detector of keypoints cannot be exported: its file has boxes, scores and labels alone.",
+                given="CenterNet",
+                expected="a detector of boxes or masks",
+                hint="export the tensors alone, as .safetensors; or detect with Lockstep: lockstep predict",
+            )
         config, (height, width) = self.config.object_center_params, predictions["shape"]
         logits, sizes, offsets = (predictions[name][-1].float() for name in ("logits", "sizes", "offsets"))
         scores = logits.sigmoid()

@@ -21,7 +21,8 @@ class DetectorGraph(torch.nn.Module):
 
     It returns, each after the batch: float32 boxes (n, 4) of top, left, bottom and right in pixels of that image,
     float32 scores (n,), int64 labels (n,) from 1 on, and the number of them, int64; the best first, and below them rows
-    of zeros up to the most that there may be. Of a detector that draws masks also these, float32 (n, side, side).
+    of zeros up to the most that there may be. Of a detector that draws masks also these, float32 (n, side, side), and
+    of one that finds keypoints these, float32 (n, keypoints, 3) of y and x in pixels of that image, and a score.
 
     Args:
         resizer: of the images that it is trained on.
@@ -46,6 +47,10 @@ class DetectorGraph(torch.nn.Module):
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Resize, detect, and bring the boxes to the images."""
+        return tuple(self.found(images).values())
+
+    def found(self, images: Tensor) -> dict[str, Tensor]:
+        """Return what `forward` does by name."""
         detector: Any = self.model
         batch = images if self._is_batch else images[None]
         stored = batch.shape[2:]
@@ -56,12 +61,17 @@ class DetectorGraph(torch.nn.Module):
         detected: Sequence[Any] = detector.postprocess(detector(inputs, None))
         # Our own detectors return one block of all images; others those of the one image.
         is_block = detected[0].boxes.dim() == 3
-        boxes, scores, labels, masks, _ = detected[0] if is_block else map(_batch_of_one, detected[0])
+        boxes, scores, labels, masks, keypoints = detected[0] if is_block else map(_batch_of_one, detected[0])
         edges = [torch.scalar_tensor(side, dtype=torch.float64) for side in (*stored, *stored)]
         scales = [edge / side for edge, side in zip(edges, (*resized, *resized), strict=True)]
         on_stored = (boxes.double() * torch.stack(scales)).clamp(min=0).minimum(torch.stack(edges)).float()
-        outputs = [on_stored, scores, labels, (labels > 0).sum(1), *([] if masks is None else [masks])]
-        return tuple(each if self._is_batch else each[0] for each in outputs)
+        outputs = {"boxes": on_stored, "scores": scores, "labels": labels, "num_detections": (labels > 0).sum(1)}
+        if masks is not None:
+            outputs["masks"] = masks
+        if keypoints is not None:
+            places = (keypoints[..., :2].double() * torch.stack(scales[:2])).float()
+            outputs["keypoints"] = torch.cat([places, keypoints[..., 2:]], -1)
+        return {name: each if self._is_batch else each[0] for name, each in outputs.items()}
 
     def _resized(self, batch: Tensor) -> tuple[Tensor, Sequence[int]]:
         """Make the network's input of images as they are stored; returns also their height and width in it."""

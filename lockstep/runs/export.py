@@ -30,8 +30,8 @@ METADATA = "lockstep.json"
 """The file in a .pt2 that says where the model comes from."""
 INPUT, OUTPUT = "images", "scores"
 """Names of inputs in batches, and of the output of a classifier, in a .onnx."""
-IMAGE, FOUND = "image", ("boxes", "scores", "labels", "num_detections", "masks")
-"""Names in the .onnx of a detector: of one image as input, and of the outputs, masks where it draws some."""
+IMAGE = "image"
+"""Name of the input in the .onnx of a detector of one image; its outputs have the names of `DetectorGraph.found`."""
 
 _ONNX_PACKAGES = ("onnx", "onnxscript")
 _MOST_ONNX_BYTES = 2**31 - 2**20  # the limit of a protobuf message, less room for the graph
@@ -104,7 +104,7 @@ def _of_whole_numbers(trained: Trained, *, for_onnx: bool) -> Trained:
 def _pt2(trained: Trained, images: ImagesOfGraph) -> memoryview:
     file = io.BytesIO()
     with _quiet():
-        torch.export.save(_program(trained, images), file, extra_files={METADATA: json.dumps(_metadata(trained))})
+        torch.export.save(_program(trained, images)[0], file, extra_files={METADATA: json.dumps(_metadata(trained))})
     return file.getbuffer()
 
 
@@ -119,12 +119,12 @@ def _onnx(trained: Trained, images: ImagesOfGraph) -> bytes:
         )
     is_detector = isinstance(trained.recipe.chosen_task, Detection)
     with _quiet():
-        program = _program(trained, images)
+        program, names = _program(trained, images)
         made: Any = torch.onnx.export(
             program,
             dynamo=True,
             input_names=[IMAGE] if is_detector and not images.batch else [INPUT],
-            output_names=[*FOUND][: len(program.graph_signature.user_outputs)] if is_detector else [OUTPUT],
+            output_names=names,
             external_data=False,
             verbose=False,
         )
@@ -138,28 +138,31 @@ def _metadata(trained: Trained) -> dict[str, str]:
     return {"step": str(trained.step), "recipe": trained.recipe.name, "weights": trained.weights}
 
 
-def _program(trained: Trained, images: ImagesOfGraph) -> torch.export.ExportedProgram:
+def _program(trained: Trained, images: ImagesOfGraph) -> tuple[torch.export.ExportedProgram, list[str]]:
+    """Trace a model; returns also the names of its outputs."""
     task = trained.recipe.chosen_task
     if isinstance(task, Detection):
-        program = _of_detector(trained, task, images)
+        program, names = _of_detector(trained, task, images)
     else:  # for batches of any size
-        example = trained.recipe.data.blank(_EXAMPLES_TRACED)
+        example, names = trained.recipe.data.blank(_EXAMPLES_TRACED), [OUTPUT]
         program = torch.export.export(trained.model, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             # It names files of this machine, which must not leave it.
             node.meta.pop("stack_trace", None)
-    return program
+    return program, names
 
 
-def _of_detector(trained: Trained, task: Detection, images: ImagesOfGraph) -> torch.export.ExportedProgram:
+def _of_detector(
+    trained: Trained, task: Detection, images: ImagesOfGraph
+) -> tuple[torch.export.ExportedProgram, list[str]]:
     """Trace a detector for images of the size of the run's, of one given, or of any."""
     from lockstep.runs.detector_graph import DetectorGraph  # a module of torch's, which loads it
 
     resizer = task.data.resizer
     detector = DetectorGraph(trained.model, resizer, batch=images.batch, raw=images.raw, size=images.size)
     size = images.size or (_SIZE_TRACED if images.raw else resizer.largest)
-    names = [(0, "batch")] * images.batch + [(-2, "height"), (-1, "width")] * (images.raw and images.size is None)
+    axes = [(0, "batch")] * images.batch + [(-2, "height"), (-1, "width")] * (images.raw and images.size is None)
     if images.raw and images.size is None and resizer.resize_method == "area":
         raise InputError(
             "A graph resizes images of any size by all methods but area.",
@@ -175,11 +178,11 @@ def _of_detector(trained: Trained, task: Detection, images: ImagesOfGraph) -> to
             resizer.largest[0],
         )
     example = torch.zeros(*[_EXAMPLES_TRACED] * images.batch, 3, *size, dtype=torch.uint8)
-    free = {axis % example.dim(): torch.export.Dim(name) for axis, name in names}
+    free = {axis % example.dim(): torch.export.Dim(name) for axis, name in axes}
     with torch.no_grad():
-        detector(example)  # anchors are made once, and are constants of the graph
+        names = [*detector.found(example)]  # anchors are made once, and are constants of the graph
         try:
-            return torch.export.export(detector, (example,), dynamic_shapes=(free,))
+            return torch.export.export(detector, (example,), dynamic_shapes=(free,)), names
         except LockstepError:
             raise
         except Exception as error:  # torch has no base of the errors of tracing

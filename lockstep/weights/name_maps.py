@@ -1,5 +1,7 @@
 """Maps from the variables of the TensorFlow reference trainers to our parameters; some variables are none.
 
+Those of timm's nets are in `timm_maps`.
+
 Our nets have torchvision's names, MobileNet v1 those of TF-Slim, the MNIST net those of `lockstep.models.mnist`. The
 SSDs of the Object Detection API hold them in "backbone.features", the layers on top in "backbone.extra", and the box
 predictors in "head".
@@ -15,6 +17,7 @@ from dataclasses import replace
 from lockstep.errors import InputError
 from lockstep.weights.layouts import CONVOLUTION, CONVOLUTION_AS_DENSE, DENSE, DEPTHWISE, Layout
 from lockstep.weights.names import Destination, NameMap, Rename, apply_renames
+from lockstep.weights.timm_maps import EXCITED_LARGE, EXCITED_SMALL, TIMM_NETS
 
 NORM = (
     Rename("/gamma$", ".weight"),
@@ -28,8 +31,6 @@ _NO_SCALE = (r"\.1\.weight$",)
 _CONVOLUTION = (Rename("/weights$", ".conv.weight", CONVOLUTION), Rename("/BatchNorm/", ".bn/"), *NORM)
 # The reference trainers give batch norm no scale: a factor of 1, with which torch's begins.
 _SCALE = (r"\.bn\.weight$",)
-_LARGE, _SMALL = frozenset({3, 4, 5, 10, 11, 12, 13, 14}), frozenset({0, *range(3, 11)})
-"""The blocks of MobileNetV3 that have squeeze and excitation."""
 
 
 def _block(start: str = "") -> list[Rename]:
@@ -133,8 +134,8 @@ def _net(renames: list[Rename]) -> NameMap:
 SLIM_NETS = {
     "slim_mobilenet_v1": _net(_mobilenet_v1()),
     "slim_mobilenet_v2": _net(_mobilenet_v2()),
-    "slim_mobilenet_v3_large": _net(_mobilenet_v3(15, _LARGE)),
-    "slim_mobilenet_v3_small": _net(_mobilenet_v3(11, _SMALL)),
+    "slim_mobilenet_v3_large": _net(_mobilenet_v3(15, EXCITED_LARGE)),
+    "slim_mobilenet_v3_small": _net(_mobilenet_v3(11, EXCITED_SMALL)),
     "slim_resnet_v1": NameMap(tuple(resnet_v1())),
 }
 """The nets of TF-Slim; for one inside of another net, strip what stands before "MobilenetV1/"."""
@@ -216,8 +217,8 @@ SSD_NETS = {
         may_lack=_NO_SCALE,
     ),
     "ssd_inception_v2": _net([*ssd_layers(2), *_inception_v2(f"(?:{_SCOPE})?", _FEATURES)]),
-    "ssd_mobilenet_v3_large": _net([*ssd_layers(2), *_mobilenet_v3(15, _LARGE, _SCOPE, _FEATURES)]),
-    "ssd_mobilenet_v3_small": _net([*ssd_layers(2), *_mobilenet_v3(11, _SMALL, _SCOPE, _FEATURES)]),
+    "ssd_mobilenet_v3_large": _net([*ssd_layers(2), *_mobilenet_v3(15, EXCITED_LARGE, _SCOPE, _FEATURES)]),
+    "ssd_mobilenet_v3_small": _net([*ssd_layers(2), *_mobilenet_v3(11, EXCITED_SMALL, _SCOPE, _FEATURES)]),
 }
 """The SSDs of the Object Detection API, by the names of their feature extractors."""
 
@@ -491,6 +492,7 @@ SHIPPED = {
     **SSD_NETS,
     "ssd_inception_v3": SSD_INCEPTION_V3,
     **FASTER_RCNN_NETS,
+    **TIMM_NETS,
     "tensorflow": TENSORFLOW,
 }
 """The maps by the name that a recipe gives them."""

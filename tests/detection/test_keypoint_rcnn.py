@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import warnings
 from dataclasses import asdict, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,12 +15,17 @@ from regions_drawn import SMALL, images, targets
 from torch import Tensor
 
 from lockstep.detection.detector import Targets
-from lockstep.detection.keypoint_rcnn import KeypointRcnnNet, keypoint_cells, keypoints_in
+from lockstep.detection.keypoint_rcnn import KeypointRcnnNet, _keypoints_of_graph, keypoint_cells, keypoints_in
 from lockstep.detection.regions import Regions
 from lockstep.detection.values import KeypointRcnnFpn
-from lockstep.errors import DataError, InputError
+from lockstep.errors import DataError
 
 BOXES = [[10.0, 20, 60, 90], [30, 30, 50, 60]]
+
+
+needs_onnx = pytest.mark.skipif(
+    find_spec("onnxruntime") is None or find_spec("onnxscript") is None, reason="needs ONNX Runtime"
+)
 
 
 def with_keypoints(given: Targets, *points: list[tuple[float, float, float]]) -> Targets:
@@ -92,7 +102,35 @@ def test_objects_without_these_keypoints_are_refused(net: KeypointRcnnNet, given
         net.assign(given)
 
 
-def test_the_graph_of_one_is_refused(net: KeypointRcnnNet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
-    with pytest.raises(InputError, match=r"(?s)cannot be exported.*\.safetensors"):
-        net.postprocess({})
+class OfGraph(torch.nn.Module):
+    """Keypoints as graphs find them, on inputs of 96 x 128 pixels."""
+
+    def forward(self, maps: Tensor, boxes: Tensor, labels: Tensor) -> Tensor:
+        return _keypoints_of_graph(maps, boxes, labels, (96, 128))
+
+
+@pytest.mark.parametrize("in_onnx", [False, pytest.param(True, marks=needs_onnx)])
+def test_products_of_matrices_find_what_resized_maps_have(tmp_path: Path, in_onnx: bool) -> None:
+    """On boxes of all sizes, also below a pixel; nothing of those that are not there."""
+    draw = torch.Generator().manual_seed(1)
+    maps = torch.nn.functional.interpolate(torch.randn(16, 5, 28, 28, generator=draw) * 3, scale_factor=2.0)
+    corners = torch.rand(16, 2, generator=draw) * torch.tensor([60.0, 80])
+    boxes = torch.cat([corners, corners + torch.rand(16, 2, generator=draw) * torch.tensor([36.0, 48])], 1)
+    boxes[:2, 2:] = boxes[:2, :2] + 0.3
+    labels = torch.ones(2, 8, dtype=torch.int64)
+    labels[1, 7] = 0
+    given = maps.view(2, 8, 5, 56, 56), boxes.view(2, 8, 4), labels
+    found = OfGraph()(*given)
+    if in_onnx:
+        session: Any = in_onnx_runtime(OfGraph(), given, tmp_path / "model.onnx")
+        names = [each.name for each in session.get_inputs()]
+        (numbers,) = session.run(None, {name: each.numpy() for name, each in zip(names, given, strict=True)})
+        found = torch.from_numpy(numbers)
+    torch.testing.assert_close(found.flatten(0, 1)[:15], keypoints_in(maps, boxes)[:15], rtol=0, atol=1e-4)
+    assert not found[1, 7].any()
+
+
+def in_onnx_runtime(module: torch.nn.Module, given: tuple[Tensor, ...], path: Path) -> Any:
+    with warnings.catch_warnings(action="ignore"):
+        torch.onnx.export(module, given, path, dynamo=True, verbose=False)
+    return importlib.import_module("onnxruntime").InferenceSession(path)

@@ -35,12 +35,21 @@ from lockstep.detection.tf_center_net_configs import (
     ObjectDetection,
 )
 from lockstep.detection.tf_configs import Ssd
-from lockstep.detection.values import FasterRcnnFpn, Fcos, MaskRcnnFpn, RtDetr, SqueezeSsd, Ssd300, Ssdlite
+from lockstep.detection.values import (
+    FasterRcnnFpn,
+    Fcos,
+    KeypointRcnnFpn,
+    MaskRcnnFpn,
+    RtDetr,
+    SqueezeSsd,
+    Ssd300,
+    Ssdlite,
+)
 from lockstep.mask_runs import pixels_in, runs_text
 from lockstep.recipes.pipeline_config import import_pipeline
 from lockstep.recipes.shipped import find
 from lockstep.runs.detector_graph import _size_in_graph
-from lockstep.runs.export import FOUND, IMAGE, ImagesOfGraph, encode_model
+from lockstep.runs.export import IMAGE, ImagesOfGraph, encode_model
 from lockstep.runs.trained import Trained, trained_model
 
 ROOT = Path(__file__).parents[2]
@@ -129,6 +138,7 @@ FAMILIES = {
     "FCOS": (Fcos(3, score_threshold=0.02, max_detections=30), PADDED, ["--raw-images"]),
     "Faster R-CNN": (FasterRcnnFpn(3, **FEW), BY_SIZE, ["--raw-images", "480x640", "--batch"]),
     "Mask R-CNN": (MaskRcnnFpn(3, **FEW), BY_SIZE, ["--raw-images", "480x640", "--batch"]),
+    "Keypoint R-CNN": (KeypointRcnnFpn(3, **FEW, num_keypoints=5), BY_SIZE, ["--raw-images", "480x640", "--batch"]),
     "imported SSD": (published("ssd_mobilenet_v1_pets"), FixedShapeResizer(128, 160, "bicubic"), ["--raw-images"]),
     "imported SSD, Soft-NMS": (
         published("ssd_mobilenet_v2_coco", soft_nms_sigma=0.5),
@@ -172,37 +182,63 @@ def livened(model: nn.Module) -> None:
         hook.remove()
 
 
+def predicted(family: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[list[Tensor], Any]:
+    """Save the run of a family, and return two images of blood cells and what `lockstep predict` says of them."""
+    model, resizer, _ = FAMILIES[family]
+    bccd = find("bccd")
+    data = replace(bccd.data, resizer=resizer)  # type: ignore[type-var]
+    saved(folder / "run", replace(bccd, model=model, data=data, warm_start=None), change=livened, average=1.001)
+    files = sorted((ROOT / "data/bccd/JPEGImages").iterdir())[:2]
+    assert main(["predict", str(folder / "run"), *map(str, files), "--json", "--device", "cpu"]) == 0
+    images = [torch.from_numpy(np.array(Image.open(file).convert("RGB"))).permute(2, 0, 1) for file in files]
+    return images, json.loads(capsys.readouterr().out)
+
+
 @pytest.mark.parametrize(
     "family", [pytest.param(each, marks=[pytest.mark.slow] * (each != QUICK)) for each in FAMILIES]
 )
 def test_what_is_exported_finds_what_the_run_predicts(
     family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model, resizer, flags = FAMILIES[family]
-    bccd = find("bccd")
-    data = replace(bccd.data, resizer=resizer)  # type: ignore[type-var]
-    saved(tmp_path / "run", replace(bccd, model=model, data=data, warm_start=None), change=livened, average=1.001)
-    files = sorted((ROOT / "data/bccd/JPEGImages").iterdir())[:2]
-    assert main(["predict", str(tmp_path / "run"), *map(str, files), "--json", "--device", "cpu"]) == 0
-    predicted = json.loads(capsys.readouterr().out)
+    images, given = predicted(family, tmp_path, capsys)
+    flags = FAMILIES[family][2]
     assert main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "model.pt2"), *flags]) == 0
-    assert f"{predicted['weights']} weights of step 7" in capsys.readouterr().out
+    assert f"{given['weights']} weights of step 7" in capsys.readouterr().out
     assert b"/test_export_detector.py" not in (tmp_path / "model.pt2").read_bytes()
     with warnings.catch_warnings(action="ignore"):  # of torch, about parts of its own
         program = torch.export.load(tmp_path / "model.pt2").module()
-    images = [torch.from_numpy(np.array(Image.open(file).convert("RGB"))).permute(2, 0, 1) for file in files]
     if "--batch" in flags:
         outputs = list(zip(*program(torch.stack(images)), strict=True))
     else:
         outputs = [program(each) for each in images]
-    for found, image, wanted in zip(outputs, images, predicted["predictions"], strict=True):
+    for found, image, wanted in zip(outputs, images, given["predictions"], strict=True):
         assert not any(each.requires_grad for each in found)
+        check_objects(found, wanted["objects"], (image.shape[1], image.shape[2]))
+
+
+needs_onnx = pytest.mark.skipif(
+    find_spec("onnxruntime") is None or find_spec("onnxscript") is None, reason="needs ONNX Runtime"
+)
+
+
+@needs_onnx
+@pytest.mark.slow
+def test_onnx_runtime_finds_what_an_rt_detr_predicts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Resizing and the sampling of a grid have the same meaning there."""
+    import onnxruntime
+
+    images, given = predicted("RT-DETR", tmp_path, capsys)
+    assert main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "model.onnx"), *FAMILIES["RT-DETR"][2]]) == 0
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    outputs = session.run(None, {"images": torch.stack(images).numpy()})
+    for place, (image, wanted) in enumerate(zip(images, given["predictions"], strict=True)):
+        found = [torch.tensor(each[place]) for each in outputs]
         check_objects(found, wanted["objects"], (image.shape[1], image.shape[2]))
 
 
 def check_objects(found: Any, wanted: Any, size: tuple[int, int]) -> None:
     """Compare the outputs of a program with objects of predictions.json, of which there are several."""
-    boxes, scores, labels, number, *masks = found
+    boxes, scores, labels, number, *more = found
     number = int(number)
     assert number == len(wanted) > 3
     corners = torch.cat([boxes[:, [1, 0]], boxes[:, [3, 2]] - boxes[:, [1, 0]]], 1)[:number]
@@ -216,22 +252,28 @@ def check_objects(found: Any, wanted: Any, size: tuple[int, int]) -> None:
     assert len(order.unique()) == number
     assert away.max() < 0.02, away
     assert not any(rows[number:].any() for rows in (boxes, scores, labels))
-    if masks:
-        drawn = paste_masks(masks[0][order], boxes[order].double(), size)
+    if more and "keypoints" in wanted[0]:
+        places = torch.tensor([each["keypoints"] for each in wanted]).view(number, -1, 3)
+        assert places.shape[1] > 1
+        assert len(places[..., :2].unique()) > 20
+        assert (more[0][order][..., [1, 0, 2]] - places).abs().max() < 0.05
+        assert not more[0][number:].any()
+    elif more:
+        drawn = paste_masks(more[0][order], boxes[order].double(), size)
         own = [pixels_in(each["segmentation"]["counts"], *size) for each in wanted]
         ours = [pixels_in(runs_text(flips, size[0] * size[1]), *size) for flips in drawn.flips()]
         differing = sum(int((one != other).sum()) for one, other in zip(ours, own, strict=True))
         assert differing <= 1e-3 * sum(int(each.sum()) for each in own)
 
 
-@pytest.mark.skipif(find_spec("onnxruntime") is None or find_spec("onnxscript") is None, reason="needs ONNX Runtime")
+@needs_onnx
 def test_onnx_runtime_finds_what_the_run_finds(tmp_path: Path) -> None:
     import onnxruntime
 
     saved(tmp_path / "run", tiny_recipe(Path("gone")))
     trained = trained_model(str(tmp_path / "run"))
     session = onnxruntime.InferenceSession(exported(trained, ".onnx"))
-    assert [each.name for each in session.get_outputs()] == [*FOUND]
+    assert [each.name for each in session.get_outputs()] == ["boxes", "scores", "labels", "num_detections"]
     outputs = session.run(None, {IMAGE: image(3).numpy()})
     check([torch.from_numpy(each) if each.ndim else each for each in outputs], found_by_run(trained, image(3)), 10)
 
