@@ -364,12 +364,8 @@ def fixed_detections(
 ) -> Detections:
     """Choose the detections of images, each class by itself, for graphs: `multiclass_nms` by `fixed_nms`.
 
-    Args:
-        boxes: (batch, anchors, q, 4), q being 1, or the number of classes where each has boxes of its own.
-        scores: (batch, anchors, classes), without the background.
-        limits: which of them remain.
-        shape: as for `fixed_nms`.
-        sigma: as for `fixed_nms`.
+    Boxes are (batch, anchors, q, 4), q being 1, or the number of classes where each has boxes of its own; scores are
+    (batch, anchors, classes), without the background.
     """
     num_anchors, num_classes = scores.shape[1:]
     by_class, ranked = boxes.transpose(1, 2).expand(-1, num_classes, -1, -1), scores.transpose(1, 2)
