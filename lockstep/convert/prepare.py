@@ -140,14 +140,10 @@ def _base_of(paths: Sequence[AnyPath]) -> str:
 def prepared_record(record: bytes, preparation: Preparation, source: str = "The record") -> bytes:
     """Make the image of a record smaller, and note the preparation in it.
 
-    Height and width become those of the new image, masks and areas shrink with it; boxes and keypoints are shares. All
-    other features stay, the image's key too, a hash of the original. The image is not turned, and keeps its EXIF
-    orientation.
-
-    Args:
-        record: a `tf.train.Example` with an image, such as those of ImageNet and of detection.
-        preparation: how the image is made smaller.
-        source: name of the record for error messages.
+    The record is a `tf.train.Example` with an image, such as those of ImageNet and of detection; errors name it by
+    `source`. Height and width become those of the new image, masks and areas shrink with it; boxes and keypoints are
+    shares. All other features stay, the image's key too, a hash of the original. The image is not turned, and keeps its
+    EXIF orientation.
 
     Raises:
         DataError: the record has no image or two, or was prepared before; or a mask has another size than the image.

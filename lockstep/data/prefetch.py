@@ -129,9 +129,7 @@ class StallTimeout:
     def wait(self, ready: Callable[[float], Ready], status: Callable[[], LoaderStatus]) -> Ready:
         """Wait until `ready` returns something true, and return that; raises WorkerError after the timeout.
 
-        Args:
-            ready: waits for at most the given seconds.
-            status: describes the process or thread that is waited for.
+        `ready` waits for at most the given seconds; `status` describes the process or thread that is waited for.
         """
         waited, limit = 0.0, self._timeout_seconds or math.inf
         warn_at = max(self._warn_seconds, _WARN_FACTOR * self._longest_seconds)

@@ -112,10 +112,8 @@ class NmsLimits(NamedTuple):
 def multiclass_nms(boxes: Tensor, scores: Tensor, limits: NmsLimits) -> Detections:
     """Choose the detections of one image as torchvision's SSD and R-CNN do.
 
-    Args:
-        boxes: (anchors, q, 4), q being 1, or the number of classes where each has boxes of its own.
-        scores: (anchors, classes), without the background.
-        limits: which of them remain.
+    Boxes are (anchors, q, 4), q being 1, or the number of classes where each has boxes of its own; scores are (anchors,
+    classes), without the background.
     """
     if torch.compiler.is_exporting():
         return Detections(*(each[0] for each in fixed_detections(boxes[None], scores[None], limits)[:3]))
@@ -128,10 +126,7 @@ def multiclass_nms(boxes: Tensor, scores: Tensor, limits: NmsLimits) -> Detectio
 def detections_of_all(boxes: Tensor, scores: Tensor, limits: NmsLimits) -> list[Detections]:
     """Choose the detections of each image as `multiclass_nms` does; in a traced graph they are one block.
 
-    Args:
-        boxes: (batch, anchors, q, 4).
-        scores: (batch, anchors, classes).
-        limits: which of them remain.
+    Boxes are (batch, anchors, q, 4), scores (batch, anchors, classes).
     """
     if torch.compiler.is_exporting():
         return [fixed_detections(boxes, scores, limits)]
@@ -226,11 +221,8 @@ def _kept(
 ) -> Iterator[Tensor]:
     """Yield the places of what greedy NMS keeps, best first, a block at a time.
 
-    Args:
-        candidates: in any order.
-        iou_threshold: what overlaps a better one of its class by more is dropped.
-        competing: the best so many of each class take part.
-        most_of_class: the best so many of each class remain.
+    What overlaps a better one of its class by more than the threshold is dropped. The best `competing` of each class
+    take part, and the best `most_of_class` remain.
     """
     taking_part, remaining = _Quota(candidates, competing), _Quota(candidates, most_of_class)
     kept = _no_places(candidates.scores)
@@ -297,14 +289,10 @@ def _softly_kept(
 
 
 def _greedy(overlaps: Tensor, free: Tensor) -> Tensor:
-    """Say which boxes greedy NMS keeps: bool (..., n).
+    """Say which boxes greedy NMS keeps, bool (..., n), by what is free, and what overlaps: (..., n, n), best first.
 
     A box is kept if it is free and no better one overlaps it that is kept. Starting from all that are free, each round
     settles at least one more box for good, in practice many: a few rounds suffice.
-
-    Args:
-        overlaps: bool (..., n, n), which boxes overlap, best first.
-        free: bool (..., n), which boxes may be kept.
     """
     better = overlaps.triu(1)
     kept = free

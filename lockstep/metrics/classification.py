@@ -60,11 +60,7 @@ class ConfusionMatrix:
         self._counts = torch.zeros(self.num_classes, self.num_classes, dtype=torch.int64)
 
     def update(self, predicted: Tensor, labels: Tensor) -> None:
-        """Count more examples.
-
-        Args:
-            predicted: classes, whole numbers, shape (batch,).
-            labels: the right ones.
+        """Count more examples: predicted classes, and the right ones, whole numbers of shape (batch,).
 
         Raises:
             InputError: the shapes or types do not fit, or a number is no class; nothing is counted then.

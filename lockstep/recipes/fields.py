@@ -309,9 +309,7 @@ def _set_in(value: Any, words: Sequence[str]) -> str | None:
 def explained_toml(recipe: Recipe, *, everything: bool = False) -> str:
     """Write a recipe as TOML, each field below what it means and takes; it reads back as the same recipe.
 
-    Args:
-        recipe: any.
-        everything: write the fields that are as by default, too, and those that are not set as comments.
+    `everything` are also the fields that are as by default, and as comments those that are not set.
     """
     lines = [*_table(Recipe, recipe, to_tables(recipe), "", everything)]
     return escaped_toml("\n".join(lines).strip("\n") + "\n")

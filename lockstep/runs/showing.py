@@ -109,18 +109,11 @@ def examples(
     num_draws: int = 1,
     detections: Comparison | None = None,
 ) -> Iterator[ShownExample]:
-    """Yield the examples that a run of this order and seed trains on at some positions of the stream.
+    """Yield the examples that a run of this order and seed trains on at some positions of the stream, from 0 on.
 
-    An example that cannot be read or augmented says why; a run would stop there, or read another in its place.
-
-    Args:
-        reader: gives the examples.
-        positions: from 0 on; the stream has no end.
-        order: of the stream.
-        seed: of the order and of the augmentations.
-        pipeline: applied to each example.
-        num_draws: how often each is augmented: as at its position, and as at the same place of later epochs.
-        detections: to be shown on the images as they are stored.
+    An example that cannot be read or augmented says why; a run would stop there, or read another in its place. Each is
+    augmented `num_draws` times: as at its position, and as at the same place of later epochs. Detections are shown on
+    the images as they are stored.
     """
     check_value("num_draws", num_draws, PositiveInt)
     order = order_of(order)
