@@ -117,13 +117,10 @@ class DeferredColours(Deferred):
         return torch.cat(numbers, dim=1)
 
     def apply(self, batch: Mapping[str, Any]) -> Tensor | list[Tensor]:
-        """Compute the colours of a batch on its device.
+        """Compute the colours of a batch on its device: float32 in the form of its images.
 
-        Args:
-            batch: with decoded images, 0 to 255: one tensor of shape (batch, channels, height, width), or a list.
-
-        Returns:
-            float32 of the same form; the images as they are if the batch has no numbers: it was not augmented.
+        These are decoded, 0 to 255: one tensor of shape (batch, channels, height, width), or a list. They stay as they
+        are if the batch has no numbers: it was not augmented.
         """
         images: Tensor | list[Tensor] = batch[colours.IMAGE]
         numbers = batch.get(self.into)

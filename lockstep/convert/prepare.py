@@ -83,17 +83,11 @@ def prepare(
     base: str | None = None,
     settings: Settings = DEFAULT,
 ) -> Prepared:
-    """Write the records of these shards, with smaller images, to as many shards in the folder `output`.
+    """Write the records of these shards, with smaller images, to as many shards in another folder.
 
-    The records keep their order and everything that `prepared_record` does not change. The new shards are uncompressed,
-    named BASE-00000-of-00002, and hold about the same number of records each.
-
-    Args:
-        shards: a path, a pattern such as "train-*", or several of these, as `find_shards` takes them.
-        output: another folder than that of the shards, made if need be.
-        preparation: how the images are made smaller. Its text goes into each record.
-        base: the name before the number of a shard; by default that of the given shards, which must then share one.
-        settings: how the conversion runs.
+    The records keep their order and everything that `prepared_record` does not change; the text of the preparation goes
+    into each. The new shards are uncompressed, named BASE-00000-of-00002, by default as the given ones, which must then
+    share one name, and hold about the same number of records each.
     """
     # The processes are forked from this one, and must find the decoder's library loaded.
     log.info("Images are decoded by %s", AS_STORED.chosen)

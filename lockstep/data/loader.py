@@ -437,10 +437,7 @@ class Slices:
     def commit(self, end: int, unfinished: Sequence[int], report: StepReport | None = None) -> None:
         """Set the loader to where the run is; all workers alike.
 
-        Args:
-            end: where the last slice ends that was in an update.
-            unfinished: the slices before that which were in none.
-            report: of the last update.
+        The last slice that was in an update ends at `end`; the unfinished slices before that were in none.
         """
         self.loader.return_to(*self.left(end, unfinished), report)
 

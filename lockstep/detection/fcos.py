@@ -58,11 +58,7 @@ class PointTargets(NamedTuple):
 
 
 class FcosNet(DetectionModel):
-    """FCOS on a feature pyramid.
-
-    Args:
-        backbone: maps images (batch, 3, height, width) to five levels of a pyramid, finest first.
-    """
+    """FCOS on a feature pyramid: the backbone maps images (batch, 3, height, width) to five levels, finest first."""
 
     anchors_fit_objects = False
 

@@ -32,23 +32,17 @@ def batched_nms(
 ) -> Tensor:
     """Return the places of the boxes that remain, int64 (kept,), best first, where only boxes of one label compete.
 
-    Args:
-        boxes: (n, 4).
-        scores: (n,).
-        labels: int64 (n,), 0 or more.
-        iou_threshold: boxes that overlap a better one of their label by more are dropped.
-        max_detections: the best so many remain; None: all.
+    Boxes are (n, 4), scores (n,), labels int64 (n,), 0 or more. What overlaps a better one of its label by more than
+    the threshold is dropped.
     """
     return _first(_kept(_Candidates(boxes, scores, labels), iou_threshold), max_detections, scores)
 
 
 def nms_mask(boxes: Tensor, iou_threshold: float, valid: Tensor | None = None) -> Tensor:
-    """Say which boxes greedy NMS keeps, on many images at once: bool (batch, n).
+    """Say which boxes greedy NMS keeps, on many images at once: bool (batch, n), of boxes (batch, n, 4), best first.
 
-    Args:
-        boxes: (batch, n, 4), best first.
-        iou_threshold: boxes that overlap a better one by more are dropped.
-        valid: bool (batch, n), the boxes that take part; None: all.
+    What overlaps a better one by more than the threshold is dropped. `valid`, bool (batch, n), are those that take
+    part.
     """
     rounds = _ROUNDS
     while True:
@@ -138,14 +132,9 @@ def postprocess(
 ) -> list[Detections]:
     """Choose the detections of each image as the Object Detection API does; in a traced graph they are one block.
 
-    Boxes are clipped to the image once they are chosen; those without area in it give way to the next best.
-
-    Args:
-        config: thresholds, numbers, and how logits become scores.
-        boxes: (batch, anchors, q, 4) in pixels, q being 1, or the number of classes where each has boxes of its own.
-        logits: (batch, anchors, classes), those of the background first if there are some.
-        shape: height and width of the image.
-        has_background: leave out the scores of the first class.
+    Boxes, (batch, anchors, q, 4) in pixels, q being 1, or the number of classes where each has boxes of its own, are
+    clipped to the image once they are chosen; those without area in it give way to the next best. Logits are (batch,
+    anchors, classes), those of the background first if there is one, whose scores are left out.
     """
     scores = convert_scores(config, logits)[..., int(has_background) :]
     if torch.compiler.is_exporting():

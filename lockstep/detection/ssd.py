@@ -251,11 +251,8 @@ def _hard_negatives(per_positive: int, losses: Tensor, matches: Tensor) -> Tenso
 def per_class_detections(boxes: Tensor, logits: Tensor, shape: Shape, *, limits: NmsLimits) -> list[Detections]:
     """Choose detections as torchvision's SSD does: the softmax's best ones of each class, then NMS.
 
-    Args:
-        boxes: (batch, anchors, 4), which are clipped to the input first.
-        logits: (batch, anchors, classes), those of the background first.
-        shape: height and width of the input.
-        limits: which of them remain.
+    Boxes, (batch, anchors, 4), are clipped to the input first; logits are (batch, anchors, classes), those of the
+    background first.
     """
     scores = logits.softmax(-1)[..., 1:]
     return detections_of_all(clip(boxes, shape)[:, :, None], scores, limits)

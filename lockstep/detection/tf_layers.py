@@ -112,8 +112,7 @@ def _scaled(
 class PartPenalties:
     """The regularizers of the parts of a detector, each on the convolutions and linear layers of its part.
 
-    Args:
-        parts: each with its hyperparameters; one without a regularizer, or with a weight of 0, has no penalty.
+    A part without a regularizer, or with a weight of 0, has no penalty.
     """
 
     def __init__(self, model: nn.Module, parts: Iterable[tuple[tf_configs.Hyperparams, nn.Module]]) -> None:

@@ -35,8 +35,7 @@ class Extras(NamedTuple):
 class ExtraSums:
     """What a worker adds to the sum of each attempt beside losses and gradients, and what it learns from the total.
 
-    Args:
-        replicas: the copies of the state; None for a worker that is alone.
+    A worker that is alone has no replicas.
     """
 
     def __init__(self, replicas: Replicas | None, worker: Worker) -> None:
