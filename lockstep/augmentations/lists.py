@@ -158,5 +158,4 @@ def deferred(augmentations: Sequence[Augment]) -> tuple[list[Augment], DeferredC
 
 
 def _leaves_the_same(colour: colours.ColourOption, later: Augment) -> bool:
-    """Whether a colour computed after another augmentation is the same as one computed before it."""
     return isinstance(later, _KEEP_THE_PIXELS) or (isinstance(later, _CUT) and not colour.looks_at_the_whole)

@@ -183,7 +183,6 @@ def _convert_examples(
 
 
 def _record(reader: Reader, example: tuple[int, str]) -> bytes | SkippedItem:
-    """Make the record of an example, given by its index and id; or say why it is skipped."""
     index, name = example
     try:
         batch = reader.read_batch(np.array([index], dtype=np.int64))

@@ -539,7 +539,6 @@ def squeeze_ssd(value: SqueezeSsd, generator: Generator) -> SsdNet:
 
 
 def _head(predictor: Callable[[int, int], nn.Module], channels: Sequence[int], settings: SsdSettings) -> SsdHead:
-    """Make a predictor of classes, the background among them, and one of boxes for each feature map."""
     numbers, num_logits = anchors_per_cell(settings.anchor_generator), settings.num_classes + 1
     classification, regression = (
         [predictor(inputs, number * size) for inputs, number in zip(channels, numbers, strict=True)]

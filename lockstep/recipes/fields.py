@@ -131,7 +131,6 @@ def _hints(cls: type) -> Mapping[str, Any]:
 
 
 def _usual(field: RecipeField) -> Any:
-    """A value of a field whose default is none, as an example."""
     kind = field_type(field.hint)
     item = field_type(kind.item) if kind.item is not None else kind
     least = (field.bounds and (field.bounds.ge or (field.bounds.gt or 0) + 1)) or 1

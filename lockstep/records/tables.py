@@ -243,7 +243,6 @@ class TableFile:
 
     @contextmanager
     def _naming(self, part: str = "") -> Iterator[None]:
-        """Name the file in the errors of what reads it."""
         try:
             yield
         except (LockstepError, MemoryError):

@@ -407,7 +407,6 @@ def in_words(value: Any) -> str:
 
 
 def _json_of(path: Path) -> dict[str, Any]:
-    """Return the JSON object of a file; an empty one where there is none that can be read."""
     return json_object(_bytes_of(path)) or {}
 
 

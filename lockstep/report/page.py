@@ -231,7 +231,6 @@ def _printable(value: Any) -> Any:
 
 
 def _carried(name: str) -> Markup:
-    """Return a script or a style that comes with the package."""
     return Markup(files("lockstep.report").joinpath(name).read_text(encoding="utf-8"))
 
 

@@ -195,7 +195,6 @@ def _check_task(recipe: Recipe) -> None:
 
 
 def _check_traced(recipe: Recipe) -> None:
-    """Refuse to record steps that come after the end of the run."""
     profile, end = recipe.watch.profile, recipe.end
     for name, steps in {"trace": recipe.watch.trace, "profile.steps": profile and profile.steps}.items():
         if steps and isinstance(end, Steps) and steps.start >= end.count:

@@ -341,7 +341,6 @@ class RunRecord:
         yield from (facts for line in reversed(whole) if (facts := json_object(line)) is not None)
 
     def _json(self, name: str) -> dict[str, Any]:
-        """Return the JSON object of a file; an empty one where there is none that can be read."""
         try:
             with open_plain_file(self.path / name) as file:
                 found = json_object(file.read(_MAX_FILE_BYTES))

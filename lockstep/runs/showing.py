@@ -278,7 +278,6 @@ def _places(fields: Mapping[str, Any], name: str, row: int, ndim: int, numbers: 
 
 
 def _names(fields: Mapping[str, Any], row: int, classes: Mapping[int, str]) -> list[str]:
-    """Name the objects of an image: by class, or else by label."""
     texts = fields["class_text"][row] if "class_text" in fields else []
     labels = fields["labels"][row].tolist() if "labels" in fields else []
     named = [classes.get(label) or str(label) for label in labels]
