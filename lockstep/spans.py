@@ -152,11 +152,8 @@ def span(
 ) -> AbstractContextManager[None]:
     """Record a block under a name, where somebody records; the block is that of a `with` statement.
 
-    Args:
-        name: what is done.
-        tower: for which tower, if for one.
-        lane: where it is shown; None: the lane of this thread.
-        on_device: the host only enqueues it: when it is done on the device is recorded, too.
+    It may be done for a tower, and is shown in a lane, by default that of this thread. Where the host only enqueues it,
+    on a device, it is recorded when it is done there, too.
     """
     return _NOTHING if _recorder is None else _OpenSpan(_recorder, name, tower, lane, on_device=on_device)
 

@@ -51,11 +51,7 @@ def sent_to(device: torch.device, tensor: Tensor) -> Tensor:
 
 
 class Readback:
-    """A copy of some numbers of a device, on its way to the host.
-
-    Args:
-        numbers: float64, one-dimensional; they may change once this is made.
-    """
+    """A copy of some numbers of a device, on its way to the host: float64 (n,), which may change once this is made."""
 
     def __init__(self, numbers: Tensor) -> None:
         self._event: torch.Event | None = None
@@ -70,9 +66,8 @@ class Readback:
     def read(self, poll: Callable[[], None] | None = None) -> list[float]:
         """Wait until the copy has arrived, and return it.
 
-        Args:
-            poll: called every 20 ms of a long wait, and at its end: what has ended it may have left other numbers
-                than were to come. What it raises comes out of here.
+        `poll` is called every 20 ms of a long wait, and at its end: what has ended it may have left other numbers than
+        were to come. What it raises comes out of here.
         """
         if self._event is not None:
             if poll is None:

@@ -110,11 +110,9 @@ class FinishedOnDevice(Augment, Protocol):
     """
 
     def on_device(self, batch: dict[str, Any], here: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the finished batch.
+        """Return the finished batch of what the augmentations have made, with its tensors on the device.
 
-        Args:
-            batch: what the augmentations have made, its tensors on the device; nothing may wait for these.
-            here: the same, as it was before it was copied.
+        Nothing may wait for these: `here` is the same, as it was before it was copied.
         """
         ...
 

@@ -197,11 +197,9 @@ class ColourOption(Checked, ABC):
 
     @abstractmethod
     def coloured(self, images: Tensor, numbers: Tensor) -> Tensor:
-        """Compute the images with their numbers; those given stay as they are.
+        """Compute images, float32 (batch, channels, height, width), by their numbers; those given stay as they are.
 
-        Args:
-            images: float32 of shape (batch, channels, height, width).
-            numbers: as `numbers` draws them, on the same device.
+        The numbers are as `numbers` draws them, on the same device.
         """
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:

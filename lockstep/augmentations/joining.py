@@ -78,12 +78,9 @@ def images_and_objects(batch: Fields, field: str, wanted_by: object) -> Sequence
 
 
 def join_objects(batch: Fields, others: Sequence[Fields], rows: Tensor) -> Fields:
-    """Put the objects of other images on some of the images, after their own ones.
+    """Put the objects of `others` on some of the images, after their own ones; all are where they are on new images.
 
-    Args:
-        batch: whose objects have been moved to where they are on the new images.
-        others: likewise; each has a row for each of `rows`.
-        rows: the rows of the batch on whose images they are, int64 of shape (others,).
+    `rows` are the rows of the batch on whose images the others are, int64 of shape (others,).
     """
     joined = dict(batch)
     for name in object_fields(batch):

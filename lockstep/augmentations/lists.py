@@ -118,13 +118,10 @@ class DeferredColours(Deferred):
         return torch.cat(numbers, dim=1)
 
     def apply(self, batch: Mapping[str, Any]) -> Tensor | list[Tensor]:
-        """Compute the colours of a batch on its device.
+        """Compute the colours of a batch on its device: float32 in the form of its images.
 
-        Args:
-            batch: with decoded images, 0 to 255: one tensor of shape (batch, channels, height, width), or a list.
-
-        Returns:
-            float32 of the same form; the images as they are if the batch has no numbers: it was not augmented.
+        These are decoded, 0 to 255: one tensor of shape (batch, channels, height, width), or a list. They stay as they
+        are if the batch has no numbers: it was not augmented.
         """
         images: Tensor | list[Tensor] = batch[colours.IMAGE]
         numbers = batch.get(self.into)
@@ -162,5 +159,4 @@ def deferred(augmentations: Sequence[Augment]) -> tuple[list[Augment], DeferredC
 
 
 def _leaves_the_same(colour: colours.ColourOption, later: Augment) -> bool:
-    """Whether a colour computed after another augmentation is the same as one computed before it."""
     return isinstance(later, _KEEP_THE_PIXELS) or (isinstance(later, _CUT) and not colour.looks_at_the_whole)

@@ -61,11 +61,8 @@ def cifarnet_preset(size: int = 32) -> Preset:
 def vgg_preset(size: int = 224, short_side: tuple[int, int] = (256, 512)) -> Preset:
     """Crop from the image at a random scale, flip, subtract the mean colour; values from -123.68 to 151.06.
 
-    Evaluation takes the middle at the lower scale.
-
-    Args:
-        size: height and width of the crop, in pixels.
-        short_side: the least and the most pixels of the image's short side, once it is resized.
+    `size` is the crop's height and width, `short_side` the least and the most of the image's short side once it is
+    resized, all in pixels. Evaluation takes the middle at the lower scale.
     """
     crop = ShortSideCrop(size, short_side, resize="bilinear")
     middle = replace(crop, short_side=(short_side[0], short_side[0]), place="middle")

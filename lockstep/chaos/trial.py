@@ -157,7 +157,6 @@ class Disturbed:
             self._trial.faults.append(self._open)
 
     def _recovered(self, to: str = "a new step") -> None:
-        """Note that the run has made a step that it had not made before, or has ended well."""
         fault, self._open = self._open, None
         if fault is None:
             return

@@ -157,10 +157,8 @@ any of them waits, whoever holds the writer."""
 class BackgroundWriter:
     """Writes the checkpoints of one store in a thread.
 
-    Args:
-        store: where they are written.
-        before_change: functions that are called before a step changes anything: `check` is among them as long as a
-            checkpoint is in flight.
+    As long as a checkpoint is in flight, `check` is among `before_change`, functions that are called before a step
+    changes anything.
     """
 
     def __init__(self, store: Store, before_change: list[Callable[[], None]] | None = None) -> None:

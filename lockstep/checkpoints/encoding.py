@@ -71,14 +71,11 @@ def check_saveable(tensors: Tensors) -> None:
 
 
 def find_nonfinite(tensors: Tensors, frozen: Mapping[str, Sequence[str]]) -> list[str]:
-    """The tensors that nothing can go on from: `'conv.weight' of parameters`.
+    """The tensors that nothing can go on from: `'conv.weight' of parameters`. All are given by section and name.
 
     Trained parameters, their averages and their slots have to be finite. Elsewhere infinities may be meant, as in a
-    mask; NaN is not. One pass over the memory, which takes a fifth of the time of a hash, and one read of each device.
-
-    Args:
-        tensors: by section and name.
-        frozen: the parameters that are not trained, by section.
+    mask, and in what is `frozen`; NaN is not. One pass over the memory, which takes a fifth of the time of a hash, and
+    one read of each device.
     """
     on_device: dict[torch.device, dict[tuple[str, str], Tensor]] = {}
     for section, members in tensors.items():

@@ -181,12 +181,8 @@ class Manifest:
     ) -> dict[str, Content]:
         """Read the content of each file, by name, verified; the sizes of all are compared first.
 
-        Files are hashed by threads while the next ones are read.
-
-        Args:
-            folder: of the checkpoint.
-            read: returns the content of a file, given its name, the file and its size; and all its bytes, in parts.
-                Raises ValueError where it is none.
+        Files are hashed by threads while the next ones are read. `read` returns the content of a file, given its name,
+        the file and its size; and all its bytes, in parts. It raises ValueError where it is none.
 
         Raises:
             DamagedError: a file is not what was written, or cannot be read.

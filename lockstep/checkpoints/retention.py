@@ -47,11 +47,9 @@ class Retention(Checked):
         return sorted(scores, key=lambda step: (-self._worth(scores[step]), step))
 
     def is_among_best(self, score: float, scores: Mapping[int, float]) -> bool:
-        """Whether a new checkpoint is one of the best.
+        """Whether a new checkpoint is one of the best; one whose score is not finite never is.
 
-        Args:
-            score: its own; one that is not finite never is.
-            scores: those, by step, of the checkpoints there are that were among the best when they were written.
+        The scores, by step, are those of the checkpoints there are that were among the best when they were written.
         """
         best = self.ranked(scores)[: self.keep_best]
         if len(best) < self.keep_best or not math.isfinite(score):

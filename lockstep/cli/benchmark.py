@@ -185,7 +185,6 @@ def _workload_of_recipe(recipe: Recipe, worker: Worker) -> _Workload:
 
 
 def _trained(recipe: Recipe, worker: Worker) -> tuple[Parts, Callable[[Batch], object]]:
-    """Build the parts of a recipe, as one worker has them, and its training step."""
     import torch
 
     from lockstep.exchange.exchange import is_exact
@@ -219,7 +218,6 @@ def _is_trained(recipe: Recipe) -> bool:
 
 
 def _workload_of_path(arguments: argparse.Namespace) -> _Workload:
-    """Make a loader of the data in a path; images are augmented in a usual way."""
     import numpy as np
 
     from lockstep.augmentations.crops import RandomResizedCrop

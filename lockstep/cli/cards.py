@@ -71,7 +71,6 @@ def card(example: ShownExample, side_pixels: int) -> Card:
 
 
 def _as_stored(example: ShownExample, side_pixels: int) -> Iterator[Tile]:
-    """Make the tiles of the original: with its objects, and with the detections on it."""
     if example.original:
         yield Tile(_image(example.original, side_pixels), "original")
         if example.compared:
@@ -187,7 +186,6 @@ def _draw_problem(sheet: Image.Image, left: int, top: int, problem: str, side: i
 def _write(
     sheet: Image.Image, left: int, top: int, text: str, width: int, colour: str, *, keep_end: bool = False
 ) -> None:
-    """Draw a line of text, cut to the width."""
     pen, font = ImageDraw.Draw(sheet), built_in_font()
     shown, length = text, len(text)
     while pen.textlength(shown, font) > width and length:

@@ -96,7 +96,6 @@ class DetectorDetails:
         return report
 
     def _worst_images(self, reader: Reader) -> bytes:
-        """Draw the images with the most false and missed objects, with what the detector has found, on one sheet."""
         kept: KeptDetections = self.metrics[KEPT]
         indices = [kept.index_of(image.source_id) for image in self._report.worst(_MOST_IMAGES)]
         compared = Comparison(kept, self._report.min_score, by_masks=self._report.measured == "masks")

@@ -150,7 +150,6 @@ def _import_pipeline(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 
 
 def _more(made: Imported) -> Iterator[str]:
-    """Yield lines about parts that others take the place of, and about why the recipe cannot be trained."""
     if made.substitutes:
         fields = (f"{path}={value}" for path, value in made.substitutes.items())
         yield f"substituted: {', '.join(fields)}"

@@ -140,7 +140,6 @@ def _step_of(source: WeightSource) -> int | None:
 
 
 def _metadata(source: WeightSource) -> Mapping[str, Any]:
-    """Return the values of a torch file that are no tensors, or the metadata of safetensors."""
     found: Mapping[str, Any] = getattr(source, "values", None) or getattr(source, "metadata", None) or {}
     return found
 
@@ -364,7 +363,6 @@ def _has_records(path: AnyPath) -> bool:
 
 
 def _scan(path: AnyPath) -> tuple[_RecordFile, bytes | None]:
-    """Read a file; returns what is known of it, and its first record if there is one."""
     sizes: list[int] = []
     first, problem = None, ""
     try:
@@ -380,7 +378,6 @@ def _scan(path: AnyPath) -> tuple[_RecordFile, bytes | None]:
 
 
 def _features(payload: bytes) -> dict[str, str]:
-    """Describe the features of an example by name, with the lists of a sequence example; empty if it is no example."""
     try:
         example = parse_sequence_example(payload)
     except DataError:

@@ -92,7 +92,6 @@ def _toml(found: Found, chosen: Chosen, word: str) -> str:
 
 
 def _described(found: Found, word: str) -> list[str]:
-    """Say what was found: images, classes, sizes, what is broken, how uneven the classes are."""
     widths, heights = found.sizes.min(0), found.sizes.max(0)
     middle = sorted(map(tuple, found.sizes.tolist()))[len(found.sizes) // 2]
     same = (widths == heights).all()
@@ -196,7 +195,6 @@ def _duration(seconds: float) -> str:
 
 
 def _estimate(chosen: Chosen, num_steps: int) -> float:
-    """Time two updates here, and return how long all of them and the evaluations will take, in seconds."""
     import torch
 
     from lockstep.cores import usable_cores

@@ -104,7 +104,6 @@ def _request(arguments: argparse.Namespace) -> ProbeRequest:
 
 
 def _given_numbers(text: str) -> list[int]:
-    """Read a list of numbers, each once."""
     if not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", text, re.ASCII):
         raise InputError(
             "These are no numbers of workers.",

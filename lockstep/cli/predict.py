@@ -140,7 +140,6 @@ def _own_outputs(arguments: argparse.Namespace, run: ChosenRun) -> tuple[Outputs
 def _on_images(
     find: Callable[..., _Result], title: str, arguments: argparse.Namespace, run: ChosenRun, **options: Any
 ) -> _Result:
-    """Have a function of the library find what is on the images, by the flags."""
     how = {"weights": run.weights, "device": arguments.device, "allow_code": arguments.allow_code}
     with show_progress(title) as show:
         return find(run.name, arguments.images, **how, progress=show, **options)
@@ -198,7 +197,6 @@ def _write_objects(found: FoundObjects, text: str, folder: Path, num_shown: int,
 
 
 def _page(predictions: Predictions, num_shown: int) -> bytes:
-    """Make the page of the first files: each image, and its classes below it."""
     from lockstep.cli.cards import card, html_page
     from lockstep.images.drawing import printable
     from lockstep.runs.showing import examples

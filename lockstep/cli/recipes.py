@@ -40,7 +40,6 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
 
 
 def _needs(recipe: Recipe) -> dict[str, str]:
-    """Say which data and weights a recipe needs, and how much it computes."""
     from lockstep.recipes.data import ImageData, MnistData
 
     data = recipe.data

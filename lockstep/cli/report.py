@@ -79,7 +79,6 @@ def _check_place(target: Path, runs: Sequence[Path], *, is_named: bool, overwrit
 
 
 def _is_report(path: Path) -> bool:
-    """Whether a file is a page that this command has made."""
     from lockstep.report.page import GENERATOR
 
     try:
@@ -100,7 +99,6 @@ def _names(runs: Sequence[Path]) -> list[str]:
 
 
 def _examples(record: RunRecord, count: int) -> list[ReportPicture]:
-    """Read the first examples of a run's data anew, before and after they are augmented."""
     from lockstep.cli.cards import card
     from lockstep.cli.source import stream_of_recipe
     from lockstep.report.pictures import picture_of

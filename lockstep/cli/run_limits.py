@@ -55,12 +55,8 @@ def measured_limits(name: str, recipe: Recipe, workers: int, seconds: float) -> 
 def limits_of(name: str, recipe: Recipe, costs: RunCosts, prediction: Prediction, usable: int) -> Iterator[CheckResult]:
     """Tell what of a step takes how long, whether saves and memory are in its way, and when the run ends.
 
-    Args:
-        name: of the recipe, for commands that a mend names.
-        recipe: of the run.
-        costs: what was measured.
-        prediction: of the step, by the model.
-        usable: bytes of memory, of the host where workers compute on its cores, else of each device.
+    `name` is that of the recipe in commands; `usable` bytes of memory are those of the host where workers compute on
+    its cores, else of each device.
     """
     step, limit = prediction.step_seconds, prediction.limit
     number = prediction.seating.num_workers

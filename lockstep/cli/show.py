@@ -102,7 +102,6 @@ def _tell(arguments: argparse.Namespace, num_shown: int, num_bad: int, compared:
 
 
 def _check_detections(arguments: argparse.Namespace) -> None:
-    """Refuse a least score without detections, and detections for the examples of a recipe."""
     from lockstep.cli.source import is_recipe
 
     if arguments.min_score is not None:
@@ -134,7 +133,6 @@ def _comparison(arguments: argparse.Namespace, stream: ExampleStream) -> Compari
 
 
 def _positions(text: str, num_draws: int) -> range:
-    """Parse positions such as "0:16" or "5"; too many of them are refused."""
     # Fifteen digits: sums with as many epochs as there are draws stay far within 64 bits.
     found = re.fullmatch(r"([0-9]{1,15})(?::([0-9]{1,15}))?", text)
     positions = range(int(found[1]), int(found[2] or int(found[1]) + 1)) if found else range(0)

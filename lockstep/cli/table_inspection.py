@@ -57,7 +57,6 @@ def inspect_tables(arguments: argparse.Namespace, files: Sequence[AnyPath]) -> i
 
 
 def _columns(table: TableFile) -> dict[str, str]:
-    """Describe the columns by their types, and by what they are taken for."""
     roles: dict[str, str] = {}
     finders: Mapping[str, Any] = {"objects": find_objects, "labels": find_label, "images": find_image}
     for role, find in finders.items():

@@ -88,7 +88,6 @@ def choose_workers(recipe: Recipe, seat: Seat | None = None) -> int:
 
 
 def _log_idle_devices(recipe: Recipe, workers: int) -> None:
-    """Say how many accelerators a run leaves alone because it has fewer towers."""
     idle = (0 if recipe.device == "cpu" else num_accelerators()) - workers
     if recipe.num_workers is None and idle > 0:
         log.info(
@@ -163,7 +162,6 @@ def _log_result(result: Result) -> None:
 
 
 def _rehearse(recipe: Recipe, worker: Worker) -> int:
-    """Train two steps, save, resume for one more step and evaluate, in a folder that is deleted afterwards."""
     with ExitStack() as stack:
         made = str(stack.enter_context(scratch_folder("lockstep-rehearsal-"))) if worker.is_chief else None
         scratch = Path(worker.group.broadcast(made))

@@ -141,7 +141,6 @@ def _why_not(
     told: WindowLines | None,
     asked: tuple[int, int] | None,
 ) -> str:
-    """Say why no update is made again; "" where some are."""
     if found.problems:
         return "the files differ already"
     if arguments.no_replay:

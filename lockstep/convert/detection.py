@@ -57,19 +57,10 @@ def convert_voc(
 ) -> Summary:
     """Write the examples of a data set in PASCAL VOC's format to shards BASE-00000-of-00002 ... in the folder `output`.
 
-    Without a label map the classes are numbered as by `Voc`, and `label_map.pbtxt` is written beside the shards. Images
-    that cannot be read, or differ in size from their annotation, are skipped.
-
-    Args:
-        data_dir: the folder that holds Annotations; with a year the one above, VOCdevkit.
-        output: the folder of the shards, made if need be.
-        split: "train", "val", "trainval", "test" or another list of the data set; None: all annotations.
-        year: "VOC2007", "VOC2012" or "merged", which is both, one after the other.
-        label_map: the number of each class.
-        ignore_difficult: leave out the objects that are marked as difficult.
-        base: the name before the number of a shard; by default that of the split.
-        num_shards: by default one for each 1000 examples.
-        settings: how the conversion runs.
+    The other arguments are those of `convert_detection`; `data_dir` holds the folder Annotations, or with a year the
+    folders of the years: "VOC2007", "VOC2012", or "merged" for both, one after the other. The split is "train", "val",
+    "trainval", "test" or another list of the data set; None: all annotations. Objects that are marked as difficult may
+    be left out. Images that cannot be read, or differ in size from their annotation, are skipped.
     """
     if year is not None:
         check_one_of("year", year, [*YEARS])
@@ -98,20 +89,9 @@ def convert_coco(
 ) -> Summary:
     """Write the examples of a data set in COCO's format to shards BASE-00000-of-00002 ... in the folder `output`.
 
-    Without a label map the labels are the ids of the categories, or the ids + 1 if they count from 0, and
-    `label_map.pbtxt` is written beside the shards. Images are skipped as by `convert_voc`.
-
-    Args:
-        annotations: the file of annotations, such as instances_train2017.json.
-        images: the folder of the images.
-        output: the folder of the shards, made if need be.
-        masks: write the objects' masks too.
-        keypoints: write their keypoints too.
-        label_map: the number of each class.
-        zero_based: the file numbers its categories from 0; None: found by the categories, as by `Coco`.
-        base: the name before the number of a shard; by default that of the file of annotations.
-        num_shards: by default one for each 1000 examples.
-        settings: how the conversion runs.
+    The first arguments, `masks`, `keypoints` and `zero_based` are those of `Coco`, the others those of
+    `convert_detection`. Without a label map the labels are the ids of the categories, or the ids + 1 if they count from
+    0. The name of the shards is by default that of the file of annotations. Images are skipped as by `convert_voc`.
     """
     reader = Coco(annotations, images, masks=masks, keypoints=keypoints, label_map=label_map, zero_based=zero_based)
     path = data_path(annotations)
@@ -203,7 +183,6 @@ def _convert_examples(
 
 
 def _record(reader: Reader, example: tuple[int, str]) -> bytes | SkippedItem:
-    """Make the record of an example, given by its index and id; or say why it is skipped."""
     index, name = example
     try:
         batch = reader.read_batch(np.array([index], dtype=np.int64))

@@ -117,18 +117,12 @@ def write_boxes(
     overwrite: bool = False,
     progress: ProgressFunction | None = None,
 ) -> BoxCounts:
-    """Write the boxes of all files SYNSET/NAME.xml in a folder to one CSV file, in the order of their paths.
+    """Write the boxes of all files SYNSET/NAME.xml in a folder to one CSV file, whole or not at all, by their paths.
 
     Swapped edges are put in order, edges outside of the image are moved to its border, and boxes without an area are
     skipped. Given synsets, the folders of others are skipped, and so are boxes whose object is another of these; boxes
-    of objects that are no synset stay, since many dogs have a name there.
-
-    Args:
-        folder: holds a folder for each synset.
-        output: the CSV file, written whole or not at all.
-        synsets: the classes wanted; by default all.
-        overwrite: overwrite an existing file.
-        progress: called after each file with the numbers of files done and of all files.
+    of objects that are no synset stay, since many dogs have a name there. `progress` is called after each file with the
+    numbers of files done and of all files.
 
     Raises:
         DataError: a file cannot be read, declares a document type or lacks a value; or the CSV file exists.

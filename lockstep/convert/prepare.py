@@ -83,17 +83,11 @@ def prepare(
     base: str | None = None,
     settings: Settings = DEFAULT,
 ) -> Prepared:
-    """Write the records of these shards, with smaller images, to as many shards in the folder `output`.
+    """Write the records of these shards, with smaller images, to as many shards in another folder.
 
-    The records keep their order and everything that `prepared_record` does not change. The new shards are uncompressed,
-    named BASE-00000-of-00002, and hold about the same number of records each.
-
-    Args:
-        shards: a path, a pattern such as "train-*", or several of these, as `find_shards` takes them.
-        output: another folder than that of the shards, made if need be.
-        preparation: how the images are made smaller. Its text goes into each record.
-        base: the name before the number of a shard; by default that of the given shards, which must then share one.
-        settings: how the conversion runs.
+    The records keep their order and everything that `prepared_record` does not change; the text of the preparation goes
+    into each. The new shards are uncompressed, named BASE-00000-of-00002, by default as the given ones, which must then
+    share one name, and hold about the same number of records each.
     """
     # The processes are forked from this one, and must find the decoder's library loaded.
     log.info("Images are decoded by %s", AS_STORED.chosen)
@@ -140,14 +134,10 @@ def _base_of(paths: Sequence[AnyPath]) -> str:
 def prepared_record(record: bytes, preparation: Preparation, source: str = "The record") -> bytes:
     """Make the image of a record smaller, and note the preparation in it.
 
-    Height and width become those of the new image, masks and areas shrink with it; boxes and keypoints are shares. All
-    other features stay, the image's key too, a hash of the original. The image is not turned, and keeps its EXIF
-    orientation.
-
-    Args:
-        record: a `tf.train.Example` with an image, such as those of ImageNet and of detection.
-        preparation: how the image is made smaller.
-        source: name of the record for error messages.
+    The record is a `tf.train.Example` with an image, such as those of ImageNet and of detection; errors name it by
+    `source`. Height and width become those of the new image, masks and areas shrink with it; boxes and keypoints are
+    shares. All other features stay, the image's key too, a hash of the original. The image is not turned, and keeps its
+    EXIF orientation.
 
     Raises:
         DataError: the record has no image or two, or was prepared before; or a mask has another size than the image.

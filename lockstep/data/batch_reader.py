@@ -32,11 +32,8 @@ class BatchReader:
     """Reads and augments the rows of a batch; the same rows give the same fields in any process.
 
     A DataError is blamed on an example if the example alone raises it too, at its position; or on a partner of it, if
-    that cannot be read, augmented and decoded. Then the rows are chosen again without it there, until all of them can
-    be read.
-
-    Args:
-        skip_bad: reads others in the place of bad examples; None raises what is wrong with them.
+    that cannot be read, augmented and decoded. Then the rows are chosen again by `skip_bad` without it there, until all
+    of them can be read; without `skip_bad` it raises what is wrong.
     """
 
     def __init__(

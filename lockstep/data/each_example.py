@@ -66,13 +66,10 @@ class EachExample:
 class Seeded:
     """An augmentation made of a transform that draws from the global random generators of the process.
 
-    Before each example `random`, `numpy.random` and torch's generator are seeded by a hash of the seed and the position
-    of the example, and after the batch they are restored: the same position gives the same result, in the trainer and
-    in loader processes. Threads share the generators, so a loader with threads refuses it.
-
-    Args:
-        transform: gets the field of one example and returns its new value; an encoded image is decoded first, to uint8
-            of shape (3, height, width).
+    The transform gets the field of one example and returns its new value; an encoded image is decoded first, to uint8
+    of shape (3, height, width). Before each example `random`, `numpy.random` and torch's generator are seeded by a hash
+    of the seed and the position of the example, and after the batch they are restored: the same position gives the same
+    result, in the trainer and in loader processes. Threads share the generators, so a loader with threads refuses it.
     """
 
     transform: Callable[[Any], Any]

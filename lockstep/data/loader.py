@@ -244,9 +244,7 @@ class Loader:
     def slices(self, size: int, num_towers: int) -> Slices:
         """Cut the stream from `position` on into slices, to be leased to workers and read in any order.
 
-        Args:
-            size: examples in a slice: those of one tower of a batch, or of several.
-            num_towers: all towers of the run.
+        `size` is that of the examples of one tower of a batch, or of several; `num_towers` are all towers of the run.
         """
         self._places = self._places_from_here()
         return Slices(self, size, num_towers, self._places)
@@ -439,10 +437,7 @@ class Slices:
     def commit(self, end: int, unfinished: Sequence[int], report: StepReport | None = None) -> None:
         """Set the loader to where the run is; all workers alike.
 
-        Args:
-            end: where the last slice ends that was in an update.
-            unfinished: the slices before that which were in none.
-            report: of the last update.
+        The last slice that was in an update ends at `end`; the unfinished slices before that were in none.
         """
         self.loader.return_to(*self.left(end, unfinished), report)
 
@@ -456,13 +451,9 @@ class Slices:
     def reader(
         self, number: int, num_workers: int, device: torch.device, workers_on_host: int | None = None
     ) -> SliceReader:
-        """Return what reads the slices that are leased to one of the workers that compute. Close it at the end.
+        """Return what reads the slices leased to worker `number`, from 0, of those that compute. Close it at the end.
 
-        Args:
-            number: of this worker, from 0.
-            num_workers: those that compute.
-            device: where the tensors go.
-            workers_on_host: those that share this host's cores; by default all that compute.
+        The workers on this host share its cores; by default these are all that compute.
         """
         expected = islice(self.starts(), number, None, num_workers)
         return SliceReader(self, expected, device, workers_on_host or num_workers)

@@ -312,7 +312,6 @@ def _serve(
     trainer_pid: int,
     prctl: Callable[[int, int], int],
 ) -> None:
-    """Do the jobs that come through the pipe, until killed."""
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != trainer_pid:  # The trainer died before the death signal was set.
         return

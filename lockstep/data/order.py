@@ -406,7 +406,6 @@ def _walked(draws: Int64s, groups: Int64s, sizes: Int64s, seed: int) -> Int64s:
 
 
 def _check_number_of_examples(name: str, known: int, size: int) -> None:
-    """Refuse a reader with another number of examples than an order was made for."""
     if known != size:
         raise InputError(
             f"The {name} are those of another number of examples than the reader has.",
@@ -440,7 +439,6 @@ def _checked_weights(weights: Values) -> Float64s:
 
 
 def _as_row(name: str, values: Values, *, kinds: str, expected: str) -> npt.NDArray[Any]:
-    """Return the values as an array of one dimension, of numpy's `kinds`."""
     array = np.asarray(values)
     if array.ndim != 1 or not array.size or array.dtype.kind not in kinds:
         raise InputError(

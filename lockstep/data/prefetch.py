@@ -110,14 +110,10 @@ class LoaderStatus:
 
 
 class StallTimeout:
-    """The longest that the trainer waits for a batch, with a warning on the way.
+    """The longest that the trainer waits for a batch, with a warning on the way; a timeout of 0 waits for ever.
 
     The warning comes after `warn_seconds`, or after ten times the longest wait so far if that is more. Waits are
     counted in polls of half a second: time in which the trainer itself was stopped does not count.
-
-    Args:
-        timeout_seconds: the longest wait; 0 waits for ever.
-        warn_seconds: no warning before.
     """
 
     def __init__(self, timeout_seconds: float, warn_seconds: float = _WARN_SECONDS) -> None:
@@ -129,9 +125,7 @@ class StallTimeout:
     def wait(self, ready: Callable[[float], Ready], status: Callable[[], LoaderStatus]) -> Ready:
         """Wait until `ready` returns something true, and return that; raises WorkerError after the timeout.
 
-        Args:
-            ready: waits for at most the given seconds.
-            status: describes the process or thread that is waited for.
+        `ready` waits for at most the given seconds; `status` describes the process or thread that is waited for.
         """
         waited, limit = 0.0, self._timeout_seconds or math.inf
         warn_at = max(self._warn_seconds, _WARN_FACTOR * self._longest_seconds)

@@ -75,12 +75,7 @@ PartnersOf = Callable[[Int64s, int], Rows]
 
 
 class TrainingRows:
-    """A worker's rows of the batches of a stream.
-
-    Args:
-        batch_size: examples of a batch, over all towers.
-        offsets: of this worker's rows within a batch, see `offsets_of`.
-    """
+    """A worker's rows of the batches of a stream, each of so many examples over all towers; see `offsets_of`."""
 
     def __init__(
         self, order: Order, size: int, seed: int, batch_size: int, offsets: Int64s, places: Places | None = None

@@ -62,14 +62,9 @@ def match_images(
 ) -> Tensor:
     """Match anchors to the objects of each image: int64 (images, anchors).
 
-    Where launches cost it is done for many images at once, and else one after the other, so that none is padded.
-
-    Args:
-        matcher: how.
-        config: what is similar.
-        boxes: (objects, 4) of each image.
-        anchors: (anchors, 4), the same for all images, or (images, anchors, 4).
-        weights: (objects,) of each image: an object of weight 0 gets no anchor of its own; None: all do.
+    Where launches cost it is done for many images at once, and else one after the other, so that none is padded. Boxes
+    are (objects, 4) of each image; anchors (anchors, 4), the same for all images, or (images, anchors, 4). An object of
+    weight 0 gets no anchor of its own.
     """
     anchors = anchors.expand(len(boxes), -1, -1)
     if reading_waits(anchors.device):
@@ -188,13 +183,9 @@ def balanced_sample(
 
     As torchvision's and the Object Detection API's BalancedPositiveNegativeSampler. It draws from torch's global
     stream, for each image in turn a permutation of its positives and one of its negatives, as torchvision does: from
-    the same seed the samples are the same.
-
-    Args:
-        matches: int64 (images, anchors); what is ignored is not drawn.
-        count: size of the sample of an image; smaller where there are too few negatives.
-        positive_fraction: share of positives at most.
-        numbers: those of `kinds`, if the host has read them already.
+    the same seed the samples are the same. Matches are int64 (images, anchors); what is ignored is not drawn, and where
+    there are too few negatives the sample is smaller. `numbers` are those of `kinds`, if the host has read them
+    already.
     """
     numbers = kinds(matches).tolist() if numbers is None else numbers
     flat, drawn, lengths, num_positives = matches.flatten(), [], [], []
@@ -223,14 +214,8 @@ def hard_examples(
     """Choose the anchors with the largest losses, without near duplicates: bool (batch, anchors).
 
     As the Object Detection API's `HardExampleMiner`: NMS with losses in place of scores, then at most so many negatives
-    for each positive of their image.
-
-    Args:
-        config: numbers and thresholds; which losses are given is for the caller to see to.
-        losses: (batch, anchors).
-        boxes: (batch, anchors, 4), as predicted.
-        positive: bool (batch, anchors), the anchors that learn objects.
-        negative: bool (batch, anchors), those of the background.
+    for each positive of their image. Boxes are those predicted, (batch, anchors, 4), all else is (batch, anchors);
+    `positive` are the anchors that learn objects, `negative` those of the background.
     """
     order = losses.detach().argsort(dim=1, descending=True, stable=True)
     in_order = boxes.detach().gather(1, order[..., None].expand_as(boxes))

@@ -74,11 +74,9 @@ def inside_on(
 
 @torch.no_grad()
 def feature_shapes(backbone: nn.Module, image_shape: Shape) -> tuple[Shape, ...]:
-    """Find the shapes of a backbone's feature maps, without computing them.
+    """Find the shapes of a backbone's feature maps on an input of this height and width, without computing them.
 
-    Args:
-        backbone: maps images (batch, 3, height, width) to feature maps, by name or in order. Nothing of it changes.
-        image_shape: of the network's input.
+    The backbone maps images (batch, 3, height, width) to feature maps, by name or in order. Nothing of it changes.
     """
     shapes = {name: value.to("meta") for name, value in (*backbone.named_parameters(), *backbone.named_buffers())}
     switched = [module for module in backbone.modules() if module.training]

@@ -210,10 +210,8 @@ class FoundMasks:
 def paste_masks(masks: Tensor, boxes: Tensor, size: tuple[int, int]) -> FoundMasks:
     """Put masks of detections into their boxes on an image: the pixels are those that torchvision gives.
 
-    Args:
-        masks: probabilities within each box, (n, side, side).
-        boxes: (n, 4) of top, left, bottom and right in pixels of the image.
-        size: height and width of the image.
+    Masks are probabilities within each box, (n, side, side); boxes (n, 4) of top, left, bottom and right in pixels of
+    the image, of this height and width.
     """
     side = masks.shape[-1]
     # As torchvision does: a border of zeros is put around the mask, and as much around the box.

@@ -344,7 +344,6 @@ def _best_of_graph(boxes: Tensor, scores: Tensor, sizes: list[int], iou_threshol
 
 
 def _box_loss(codes: Tensor, targets: Tensor, is_object: Tensor) -> Tensor:
-    """Sum the smooth L1 loss of the codes that belong to objects."""
     losses = F.smooth_l1_loss(codes, targets, beta=_BETA, reduction="none").sum(-1)
     return torch.where(is_object > 0, losses, 0).sum()
 

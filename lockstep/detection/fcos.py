@@ -58,11 +58,7 @@ class PointTargets(NamedTuple):
 
 
 class FcosNet(DetectionModel):
-    """FCOS on a feature pyramid.
-
-    Args:
-        backbone: maps images (batch, 3, height, width) to five levels of a pyramid, finest first.
-    """
+    """FCOS on a feature pyramid: the backbone maps images (batch, 3, height, width) to five levels, finest first."""
 
     anchors_fit_objects = False
 
@@ -161,10 +157,8 @@ class FcosNet(DetectionModel):
 def match_points(boxes: Tensor, anchors: Tensor, bounds: Tensor) -> Tensor:
     """Match points to the objects of an image: int64 (points,), `BACKGROUND` where none is learned.
 
-    Args:
-        boxes: (objects, 4).
-        anchors: (points, 4); the points are in their middle.
-        bounds: (points, 2): an object's farthest edge is farther away than the first, and not as far as the second.
+    The points are in the middle of anchors (points, 4). With bounds (points, 2) an object's farthest edge is farther
+    away than the first, and not as far as the second.
     """
     if not len(boxes):
         return torch.full((len(anchors),), BACKGROUND, device=anchors.device)

@@ -45,9 +45,7 @@ class LastLevelP6P7(nn.Module):
 class FeaturePyramidNetwork(nn.Module):
     """Makes of feature maps as many with one number of channels: each sees also what the coarser ones saw.
 
-    Args:
-        in_channels_list: channels of each map, from the finest to the coarsest.
-        generator: draws the initial weights; torch's default one where none is given.
+    The channels that come in are of each map, from the finest to the coarsest.
     """
 
     def __init__(

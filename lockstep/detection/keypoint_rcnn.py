@@ -117,12 +117,7 @@ def keypoint_rcnn_fpn(settings: KeypointRcnnFpn, generator: Generator) -> Keypoi
 
 @torch.no_grad()
 def keypoint_cells(targets: Targets, regions: Regions, side: int) -> tuple[Tensor, Tensor]:
-    """Return the cell of a grid over each region that each keypoint of its object is in, and whether it counts.
-
-    Args:
-        targets: with keypoints.
-        regions: that learn objects.
-        side: rows, and columns, of the grid.
+    """Return the cell of each keypoint on a grid of side x side over the object's region, and whether it counts.
 
     Returns:
         int64 (regions, keypoints), row by row, and bool (regions, keypoints): False where the keypoint is not labelled
@@ -141,9 +136,7 @@ def keypoint_cells(targets: Targets, regions: Regions, side: int) -> tuple[Tenso
 def keypoints_in(maps: Tensor, boxes: Tensor) -> Tensor:
     """Find the peaks of heat maps, which are first resized to their boxes: (boxes, keypoints, 3) of y, x and logit.
 
-    Args:
-        maps: (boxes, keypoints, side, side).
-        boxes: (boxes, 4) of top, left, bottom and right in pixels.
+    Maps are (boxes, keypoints, side, side); boxes (boxes, 4) of top, left, bottom and right in pixels.
     """
     sides = (boxes[:, 2:] - boxes[:, :2]).clamp(min=1)
     found = [boxes.new_zeros(0, maps.shape[1], 3)]

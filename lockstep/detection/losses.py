@@ -23,13 +23,9 @@ def takes_boxes(config: blocks.LocalizationLoss) -> bool:
 
 
 def localization_loss(config: blocks.LocalizationLoss, predictions: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-    """Compute the loss of predicted boxes, shape (...).
+    """Compute the loss of predicted boxes, shape (...), as the weights.
 
-    Args:
-        config: the loss.
-        predictions: codes, (..., code size), or where `takes_boxes(config)` boxes, (..., 4).
-        targets: of the same shape.
-        weights: (...).
+    Predictions and targets are codes, (..., code size), or where `takes_boxes(config)` boxes, (..., 4).
     """
     match config:
         case blocks.WeightedSmoothL1():

@@ -32,23 +32,17 @@ def batched_nms(
 ) -> Tensor:
     """Return the places of the boxes that remain, int64 (kept,), best first, where only boxes of one label compete.
 
-    Args:
-        boxes: (n, 4).
-        scores: (n,).
-        labels: int64 (n,), 0 or more.
-        iou_threshold: boxes that overlap a better one of their label by more are dropped.
-        max_detections: the best so many remain; None: all.
+    Boxes are (n, 4), scores (n,), labels int64 (n,), 0 or more. What overlaps a better one of its label by more than
+    the threshold is dropped.
     """
     return _first(_kept(_Candidates(boxes, scores, labels), iou_threshold), max_detections, scores)
 
 
 def nms_mask(boxes: Tensor, iou_threshold: float, valid: Tensor | None = None) -> Tensor:
-    """Say which boxes greedy NMS keeps, on many images at once: bool (batch, n).
+    """Say which boxes greedy NMS keeps, on many images at once: bool (batch, n), of boxes (batch, n, 4), best first.
 
-    Args:
-        boxes: (batch, n, 4), best first.
-        iou_threshold: boxes that overlap a better one by more are dropped.
-        valid: bool (batch, n), the boxes that take part; None: all.
+    What overlaps a better one by more than the threshold is dropped. `valid`, bool (batch, n), are those that take
+    part.
     """
     rounds = _ROUNDS
     while True:
@@ -112,10 +106,8 @@ class NmsLimits(NamedTuple):
 def multiclass_nms(boxes: Tensor, scores: Tensor, limits: NmsLimits) -> Detections:
     """Choose the detections of one image as torchvision's SSD and R-CNN do.
 
-    Args:
-        boxes: (anchors, q, 4), q being 1, or the number of classes where each has boxes of its own.
-        scores: (anchors, classes), without the background.
-        limits: which of them remain.
+    Boxes are (anchors, q, 4), q being 1, or the number of classes where each has boxes of its own; scores are (anchors,
+    classes), without the background.
     """
     if torch.compiler.is_exporting():
         return Detections(*(each[0] for each in fixed_detections(boxes[None], scores[None], limits)[:3]))
@@ -128,10 +120,7 @@ def multiclass_nms(boxes: Tensor, scores: Tensor, limits: NmsLimits) -> Detectio
 def detections_of_all(boxes: Tensor, scores: Tensor, limits: NmsLimits) -> list[Detections]:
     """Choose the detections of each image as `multiclass_nms` does; in a traced graph they are one block.
 
-    Args:
-        boxes: (batch, anchors, q, 4).
-        scores: (batch, anchors, classes).
-        limits: which of them remain.
+    Boxes are (batch, anchors, q, 4), scores (batch, anchors, classes).
     """
     if torch.compiler.is_exporting():
         return [fixed_detections(boxes, scores, limits)]
@@ -143,14 +132,9 @@ def postprocess(
 ) -> list[Detections]:
     """Choose the detections of each image as the Object Detection API does; in a traced graph they are one block.
 
-    Boxes are clipped to the image once they are chosen; those without area in it give way to the next best.
-
-    Args:
-        config: thresholds, numbers, and how logits become scores.
-        boxes: (batch, anchors, q, 4) in pixels, q being 1, or the number of classes where each has boxes of its own.
-        logits: (batch, anchors, classes), those of the background first if there are some.
-        shape: height and width of the image.
-        has_background: leave out the scores of the first class.
+    Boxes, (batch, anchors, q, 4) in pixels, q being 1, or the number of classes where each has boxes of its own, are
+    clipped to the image once they are chosen; those without area in it give way to the next best. Logits are (batch,
+    anchors, classes), those of the background first if there is one, whose scores are left out.
     """
     scores = convert_scores(config, logits)[..., int(has_background) :]
     if torch.compiler.is_exporting():
@@ -226,11 +210,8 @@ def _kept(
 ) -> Iterator[Tensor]:
     """Yield the places of what greedy NMS keeps, best first, a block at a time.
 
-    Args:
-        candidates: in any order.
-        iou_threshold: what overlaps a better one of its class by more is dropped.
-        competing: the best so many of each class take part.
-        most_of_class: the best so many of each class remain.
+    What overlaps a better one of its class by more than the threshold is dropped. The best `competing` of each class
+    take part, and the best `most_of_class` remain.
     """
     taking_part, remaining = _Quota(candidates, competing), _Quota(candidates, most_of_class)
     kept = _no_places(candidates.scores)
@@ -297,14 +278,10 @@ def _softly_kept(
 
 
 def _greedy(overlaps: Tensor, free: Tensor) -> Tensor:
-    """Say which boxes greedy NMS keeps: bool (..., n).
+    """Say which boxes greedy NMS keeps, bool (..., n), by what is free, and what overlaps: (..., n, n), best first.
 
     A box is kept if it is free and no better one overlaps it that is kept. Starting from all that are free, each round
     settles at least one more box for good, in practice many: a few rounds suffice.
-
-    Args:
-        overlaps: bool (..., n, n), which boxes overlap, best first.
-        free: bool (..., n), which boxes may be kept.
     """
     better = overlaps.triu(1)
     kept = free
@@ -364,12 +341,8 @@ def fixed_detections(
 ) -> Detections:
     """Choose the detections of images, each class by itself, for graphs: `multiclass_nms` by `fixed_nms`.
 
-    Args:
-        boxes: (batch, anchors, q, 4), q being 1, or the number of classes where each has boxes of its own.
-        scores: (batch, anchors, classes), without the background.
-        limits: which of them remain.
-        shape: as for `fixed_nms`.
-        sigma: as for `fixed_nms`.
+    Boxes are (batch, anchors, q, 4), q being 1, or the number of classes where each has boxes of its own; scores are
+    (batch, anchors, classes), without the background.
     """
     num_anchors, num_classes = scores.shape[1:]
     by_class, ranked = boxes.transpose(1, 2).expand(-1, num_classes, -1, -1), scores.transpose(1, 2)

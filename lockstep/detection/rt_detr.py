@@ -92,11 +92,7 @@ class QueryTargets(NamedTuple):
 
 
 class RtDetrNet(DetectionModel):
-    """RT-DETR.
-
-    Args:
-        generator: draws the initial weights; torch's default one where none is given.
-    """
+    """RT-DETR (Zhao et al.: DETRs Beat YOLOs on Real-time Object Detection, 2024)."""
 
     anchors_fit_objects = False
     size_divisibility = 32
@@ -410,11 +406,8 @@ def _costs(logits: Tensor, boxes: Tensor, assigned: QueryTargets) -> Tensor:
 def losses_of_layers(logits: Tensor, boxes: Tensor, rows: Tensor, assigned: QueryTargets) -> dict[str, Tensor]:
     """Compute the losses, each summed over a layer's objects: (layers,).
 
-    Args:
-        logits: (layers, batch, queries, classes).
-        boxes: (layers, batch, queries, 4).
-        rows: int64 (layers, batch, queries): the row of the object that each learns, 0 for none.
-        assigned: the objects.
+    Logits are (layers, batch, queries, classes), boxes (layers, batch, queries, 4), and rows, int64 (layers, batch,
+    queries), those of the object that each learns, 0 for none.
     """
     is_object = rows > 0
     weights, wanted = assigned.weights[rows], assigned.boxes[rows]

@@ -252,11 +252,8 @@ def _hard_negatives(per_positive: int, losses: Tensor, matches: Tensor) -> Tenso
 def per_class_detections(boxes: Tensor, logits: Tensor, shape: Shape, *, limits: NmsLimits) -> list[Detections]:
     """Choose detections as torchvision's SSD does: the softmax's best ones of each class, then NMS.
 
-    Args:
-        boxes: (batch, anchors, 4), which are clipped to the input first.
-        logits: (batch, anchors, classes), those of the background first.
-        shape: height and width of the input.
-        limits: which of them remain.
+    Boxes, (batch, anchors, 4), are clipped to the input first; logits are (batch, anchors, classes), those of the
+    background first.
     """
     scores = logits.softmax(-1)[..., 1:]
     return detections_of_all(clip(boxes, shape)[:, :, None], scores, limits)
@@ -542,7 +539,6 @@ def squeeze_ssd(value: SqueezeSsd, generator: Generator) -> SsdNet:
 
 
 def _head(predictor: Callable[[int, int], nn.Module], channels: Sequence[int], settings: SsdSettings) -> SsdHead:
-    """Make a predictor of classes, the background among them, and one of boxes for each feature map."""
     numbers, num_logits = anchors_per_cell(settings.anchor_generator), settings.num_classes + 1
     classification, regression = (
         [predictor(inputs, number * size) for inputs, number in zip(channels, numbers, strict=True)]

@@ -140,13 +140,9 @@ def merge_multiple_label_boxes(
 ) -> Merged:
     """Make one object of all on an image with the same box.
 
-    Args:
-        boxes: float32 (n, 4), shares of height and width.
-        labels: int64 (n,), from 1 to `num_classes`.
-        num_classes: without the background.
-        quantization_bins: boxes are the same if each edge, times this less 1, has the same whole part; None: if they
-            are equal.
-        confidences: float32 (n,) of each label; the last one counts where a box has a label twice.
+    Boxes are float32 (n, 4), shares of height and width; labels int64 (n,), from 1 to `num_classes`. Boxes are the same
+    if each edge, times the bins less 1, has the same whole part; without bins, if they are equal. Of the confidences,
+    float32 (n,), the last one counts where a box has a label twice.
     """
     values, places = boxes.values.numpy(), labels.values.numpy() - FIRST_LABEL
     keys = values + np.float32(0) if quantization_bins is None else _bins(boxes, quantization_bins)
@@ -192,10 +188,8 @@ def refuse_merging(fields: Any) -> None:
 def padded_one_hot_encoding(indices: Tensor, depth: int, left_pad: int = 0) -> Tensor | None:
     """Encode class indices as rows with a single 1, with zeros before the classes: float32 (n, left_pad + depth).
 
-    Args:
-        indices: whole numbers of shape (n,); one that is none of 0 to depth - 1 gives a row of zeros.
-        depth: number of classes; with 0 there is no encoding, but None.
-        left_pad: zeros at the left of each row, such as the place of the background.
+    Indices are whole numbers of shape (n,); one that is none of 0 to depth - 1 gives a row of zeros. With a depth of 0
+    there is no encoding, but None. The zeros at the left are for what has no index, such as the background.
     """
     check_value("depth", depth, NonNegativeInt)
     check_value("left_pad", left_pad, NonNegativeInt)

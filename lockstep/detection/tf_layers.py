@@ -61,10 +61,8 @@ def activation_layer(config: tf_configs.Hyperparams) -> ActivationLayer | None:
 def draw_weights(module: nn.Module, config: tf_configs.Initializer | None, generator: Generator | None = None) -> None:
     """Draw first weights as TF-Slim does; biases are 0, and norms multiply by 1.
 
-    Args:
-        module: changed in place.
-        config: None: the weights of convolutions and linear layers are Glorot's uniform ones, TF-Slim's own default.
-        generator: torch's default one where none is given.
+    Without a configuration the weights of convolutions and linear layers are Glorot's uniform ones, TF-Slim's own
+    default; without a generator, torch's default one draws.
     """
     clear_statistics(module)
     for layer in module.modules():
@@ -114,8 +112,7 @@ def _scaled(
 class PartPenalties:
     """The regularizers of the parts of a detector, each on the convolutions and linear layers of its part.
 
-    Args:
-        parts: each with its hyperparameters; one without a regularizer, or with a weight of 0, has no penalty.
+    A part without a regularizer, or with a weight of 0, has no penalty.
     """
 
     def __init__(self, model: nn.Module, parts: Iterable[tuple[tf_configs.Hyperparams, nn.Module]]) -> None:

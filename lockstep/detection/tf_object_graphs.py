@@ -38,8 +38,7 @@ _BLOCK = re.compile(r".*\blayer\d\.\d+\.")
 class ObjectPaths:
     """The places of a detector's parameters in the checkpoints of another one, collected layer by layer.
 
-    Args:
-        model: the detector, whose layers say which variables they have.
+    The layers of its model say which variables they have.
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -26,12 +26,7 @@ _SWAPPED = (1, 0, 3, 2)
 
 
 class TorchvisionDetectionNet(DetectionModel):
-    """A detector of torchvision, which takes images of one size as they are.
-
-    Args:
-        model: of torchvision, with a background class.
-        num_classes: without the background.
-    """
+    """A detector of torchvision, with a background class, which takes images of one size as they are."""
 
     backbone_prefixes = ("model.backbone.",)
 

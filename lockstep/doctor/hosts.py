@@ -69,7 +69,6 @@ def host_checks(places: Sequence[HostPort]) -> dict[str, Check]:
 
 
 def _interfaces() -> Iterator[CheckResult]:
-    """Look at the variables that name a network interface for gloo and NCCL."""
     there = interfaces()
     for variable in (INTERFACE_OF_GLOO, INTERFACE_OF_NCCL):
         name = os.environ.get(variable, "").partition(",")[0].lstrip("^=")
@@ -94,7 +93,6 @@ def _key() -> Iterator[CheckResult]:
 
 
 def _clocks() -> Iterator[CheckResult]:
-    """Say whether anything keeps the system's clock right, where the system tells."""
     room = ctypes.create_string_buffer(_TIMEX_BYTES)
     state = getattr(ctypes.CDLL(None), "adjtimex", lambda _: -1)(room)
     if state == _NOBODY_SETS_IT:

@@ -124,7 +124,6 @@ class BucketedTransport:
         self._num_sent += 1
 
     def _open(self, tensors: Sequence[Tensor], num_gradients: int) -> None:
-        """Lay the buckets out, once for all steps."""
         wire, planned = plan_buckets(tensors, num_gradients, self._sent_dtype)
         order = [*chain(*planned)]
         layout = FlatLayout([wire[index] for index in order])

@@ -46,13 +46,10 @@ class Resizes(NamedTuple):
 
 
 def resized_batch(pixels: Tensor, resizes: Resizes, here: Resizes, size: int) -> Tensor:
-    """Resize images, and take a part of this height and width of each: uint8 of shape (batch, 3, size, size).
+    """Resize images, and take a part of `size` pixels a side of each: uint8 of shape (batch, 3, size, size).
 
-    Args:
-        pixels: uint8 of shape (bytes,), the images one after another, each (height, width, 3).
-        resizes: on the device of the pixels.
-        here: the same, on the CPU.
-        size: of the parts, in pixels.
+    `pixels`, uint8 of shape (bytes,), are the images one after another, each (height, width, 3). `resizes` are on their
+    device, and `here` on the CPU.
     """
     result = pixels.new_empty(len(here.height), 3, size, size)
     counts = resizes.height * resizes.width

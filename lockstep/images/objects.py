@@ -68,11 +68,7 @@ def object_numbers(boxes: Ragged, draws: Draws, column: str) -> Tensor:
 
 
 def select_objects(batch: Fields, keep: Tensor) -> Fields:
-    """Drop objects from all fields that have a value for each.
-
-    Args:
-        batch: with "boxes".
-        keep: bool of shape (total,), True for the objects of all images that stay.
+    """Drop objects from all fields that have a value for each: `keep`, bool (total,), says which of all images stay.
 
     Raises:
         DataError: a field has another number of values than boxes for an image.

@@ -66,9 +66,7 @@ def png_bytes(image: Image) -> bytes:
 def raster_of(image: ImageFile, part: tuple[int, int, int, int] | None = None) -> Tensor:
     """Decode to uint8 of shape (3, height, width), red, green and blue; channels last in memory.
 
-    Args:
-        image: decoded as a whole, whatever part is wanted.
-        part: top, left, height and width of what is wanted, in pixels; all of it if None.
+    The image is decoded as a whole, whatever part is wanted: top, left, height and width of it in pixels, or all.
 
     Raises:
         Exception: anything, where the data is damaged, or has pixels without a range that could be mapped to 8 bits.

@@ -92,7 +92,6 @@ def call_on_workers(
 
 
 def _call(argv: list[str]) -> None:
-    """Call the function in a worker, and write down what it returns."""
     name, arguments, named = json.loads((Path(argv[0]) / _CALL).read_bytes())
     pulses.of_this_process().at(0, "script")
     returned = load_function(name)(*arguments, **named)
@@ -168,7 +167,6 @@ def not_in_module(name: str, call: str) -> InputError:
 
 
 def _failure(conclusion: Conclusion, name: str) -> LockstepError | KeyboardInterrupt:
-    """Return what to raise where the workers have not returned."""
     stopped_by = {130: "Ctrl-C", 129: "SIGHUP", 143: "SIGTERM", 75: "SIGUSR1", ABORTED: "a second Ctrl-C"}
     if conclusion.code in (ABORTED, 130):
         return KeyboardInterrupt(conclusion.text)

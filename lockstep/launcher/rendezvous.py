@@ -136,8 +136,7 @@ class Rendezvous:
     def gather(self, requests: list[str]) -> list[RemoteHost]:
         """Wait until all other hosts are here, or a signal asks for a stop; returns them in order.
 
-        Args:
-            requests: names of the signals that have reached this launcher; those of the other hosts are added.
+        The names of signals that have reached those are added to the requests of this launcher.
 
         Raises:
             InputError: a host has another version, or another number of hosts.

@@ -171,7 +171,6 @@ class Supervisor:
             host.start(rank, self._members[-1].environment)
 
     def _listen(self) -> None:
-        """Handle what workers have said, and the ends of their processes."""
         wait([host.fileno() for host in self._hosts], TICK_SECONDS)
         for host in self._hosts:
             for rank, message in host.receive():
@@ -368,7 +367,6 @@ class Supervisor:
             self._part = [self._members[rank] for rank in self._survival.generation.members]
 
     def _begin(self, generation: Generation) -> None:
-        """Tell the members of a generation who they are."""
         self._part = [self._members[rank] for rank in generation.members]
         for member in self._part:
             member.host.send(member.rank, generation.message())

@@ -60,11 +60,7 @@ class ConfusionMatrix:
         self._counts = torch.zeros(self.num_classes, self.num_classes, dtype=torch.int64)
 
     def update(self, predicted: Tensor, labels: Tensor) -> None:
-        """Count more examples.
-
-        Args:
-            predicted: classes, whole numbers, shape (batch,).
-            labels: the right ones.
+        """Count more examples: predicted classes, and the right ones, whole numbers of shape (batch,).
 
         Raises:
             InputError: the shapes or types do not fit, or a number is no class; nothing is counted then.
@@ -122,10 +118,8 @@ _CORNER = "is / predicted"
 def confusion_csv(counts: Tensor | Sequence[Sequence[int]], names: ClassNames = (), corner: str = _CORNER) -> str:
     """Write a line of CSV for each class: its name, and how often each class was predicted for it, below a header.
 
-    Args:
-        counts: shape (right classes, predicted classes), as `ConfusionMatrix` computes them.
-        names: of the classes; one without a name appears as its number.
-        corner: the first cell of the header.
+    Counts are (right classes, predicted classes), as `ConfusionMatrix` computes them. A class without a name appears as
+    its number; `corner` is the first cell of the header.
     """
     rows = counts.tolist() if isinstance(counts, Tensor) else [[*row] for row in counts]
     if any(not isinstance(row, list) or len(row) != len(rows) for row in rows):

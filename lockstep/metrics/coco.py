@@ -216,10 +216,8 @@ class CocoMetric(DetectionMetric):
 def precision_at_levels(is_right: Bools, is_wrong: Bools, num_objects: int) -> Floats:
     """Read the precision at each level of recall, the best of any recall from there on: shape (thresholds, levels).
 
-    Args:
-        is_right: of the detections, best first, by threshold; shape (detections, thresholds).
-        is_wrong: likewise; a detection that is neither does not count.
-        num_objects: that are to be found.
+    Detections are given best first, by threshold, as right or wrong, (detections, thresholds); one that is neither does
+    not count.
     """
     num_right = np.cumsum(is_right.T, axis=1, dtype=np.float64)
     num_wrong = np.cumsum(is_wrong.T, axis=1, dtype=np.float64)

@@ -63,13 +63,7 @@ class Matched(NamedTuple):
 
 
 def errors_of(matched: Matched, pairs: Pairs, overlaps: Floats) -> Errors:
-    """Say of what kind each mistake is.
-
-    Args:
-        matched: the detections and objects.
-        pairs: each detection with each object of its image.
-        overlaps: the IoU of each pair.
-    """
+    """Say of what kind each mistake is, by the IoU of each detection with each object of its image."""
     labels, truth_labels, found = matched.labels, matched.truth_labels, matched.found
     is_wrong = matched.is_counted & (found < 0)
     used = is_wrong[pairs.detection] & matched.truth_is_counted[pairs.truth]
@@ -114,14 +108,8 @@ def error_kinds(
 ) -> Mapping[str, ErrorKind]:
     """Count the mistakes of each kind, and say what they cost.
 
-    Args:
-        labels: of each detection, those of the first image first.
-        scores: likewise.
-        is_right: whether it has found an object of its class.
-        kind: as `Errors` has it.
-        mended: likewise.
-        truth_labels: of each object.
-        missed: the label of each object that is missed.
+    The first five are of each detection, those of the first image first, with the fields of `Errors`; `is_right` is
+    whether it has found an object of its class. `missed` are the labels of the objects that are missed.
     """
     classes, num_objects = np.unique(truth_labels, return_counts=True)
 

@@ -291,15 +291,9 @@ def _take(taken: Ints, is_free: Bools, pairs: Pairs, order: Ints) -> None:
 
 
 def _class_report(name: str, objects: Any, right: Any, shown: Any, scores: Floats, is_right: Bools) -> ClassReport:
-    """Make the report of one class.
+    """Make the report of one class, with so many objects, and detections of the least score that are right or shown.
 
-    Args:
-        name: of the class.
-        objects: that count.
-        right: detections of the least score that are right.
-        shown: detections of the least score.
-        scores: of all its detections.
-        is_right: whether each of these is right.
+    `scores` and `is_right` are of all its detections.
     """
     objects, right, shown = int(objects), int(right), int(shown)
     best_first = np.argsort(-scores, kind="stable")

@@ -70,15 +70,10 @@ class Matches(NamedTuple):
 def matched_to_objects(
     num_detections: int, pairs: Pairs, overlaps: Floats, counted: Ints, is_crowd: Bools, runs: Runs
 ) -> Matches:
-    """Match the detections of any number of images and classes.
+    """Match the detections of any number of images and classes, within these in the order in which they may choose.
 
-    Args:
-        num_detections: of all images; within an image and a class in the order in which they may choose.
-        pairs: detections and objects of one image and class; their rows among all detections and all objects.
-        overlaps: of the pairs.
-        counted: of each object, the runs in which it counts; in the others it is ignored.
-        is_crowd: of each object: any number of detections may take it.
-        runs: what the bits are.
+    Pairs are of one image and class, by their rows among all detections and all objects. An object counts in some of
+    the runs, which are bits, and is ignored in the others; any number of detections may take a crowd.
     """
     reached = runs.reached(overlaps)
     pairs, overlaps, reached = pairs.where(reached > 0), overlaps[reached > 0], reached[reached > 0]

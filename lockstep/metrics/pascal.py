@@ -218,10 +218,8 @@ class PrecisionRecall(NamedTuple):
 def precision_and_recall(scores: Floats, right: Floats, num_objects: float) -> PrecisionRecall:
     """Rank detections by their scores, and compute precision and recall over the best so many.
 
-    Args:
-        scores: of each detection; of equal ones, the later one comes first.
-        right: above 0 where it is a true positive, which counts by that number; else 0.
-        num_objects: that are to be found, more than 0.
+    Of equal scores, the later one comes first. `right` is above 0 for a true positive, which counts by that number,
+    else 0. There is one object or more.
     """
     best_first = np.argsort(scores, kind="stable")[::-1]
     num_right = np.cumsum(right[best_first], dtype=np.float64)

@@ -54,15 +54,10 @@ def inception_v2_features(
     norm_layer: NormLayer = nn.BatchNorm2d,
     activation_layer: ActivationLayer | None = RELU,
 ) -> nn.Sequential:
-    """Make the layers from images to 1024 channels: "Conv2d_1a_7x7" to "Mixed_5c".
+    """Make the layers from images to 1024 channels, each number scaled by `depth`: "Conv2d_1a_7x7" to "Mixed_5c".
 
-    "Mixed_4a" to "Mixed_4e" have 576 channels at a stride of 16, those from "Mixed_5a" on 1024 at 32. First weights
-    are still to be drawn, those of `draw_own_weights` last.
-
-    Args:
-        depth: scales a number of channels.
-        norm_layer: makes the norms.
-        activation_layer: follows each norm.
+    "Mixed_4a" to "Mixed_4e" have 576 channels at a stride of 16, those from "Mixed_5a" on 1024 at 32. First weights are
+    still to be drawn, those of `draw_own_weights` last.
     """
     made = partial(Conv2dNormActivation, norm_layer=norm_layer, activation_layer=activation_layer, padding="same")
     stem, inputs = depth(64), depth(192)

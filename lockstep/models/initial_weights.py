@@ -24,12 +24,8 @@ def truncated_normal(tensor: Tensor, stddev: float, generator: Generator | None 
     """Fill a contiguous tensor from a normal distribution without what is over two standard deviations from 0.
 
     As `tf.truncated_normal_initializer`: what is outside is drawn anew. Only that is, unlike in torch's own function,
-    which draws the whole tensor for it: a third of the time for a net of 24 million weights.
-
-    Args:
-        tensor: changed in place.
-        stddev: of the distribution before it is cut; the values have 0.88 times that.
-        generator: torch's default one where none is given.
+    which draws the whole tensor for it: a third of the time for a net of 24 million weights. `stddev` is that before it
+    is cut; the values have 0.88 times that. Without a generator, torch's default one draws.
     """
     values = tensor.detach().view(-1).normal_(0.0, stddev, generator=generator)
     outside = (values.abs() > 2 * stddev).nonzero().squeeze(1)

@@ -147,9 +147,6 @@ class ResNetV2(nn.Sequential):
 
     The layers are "conv1", "maxpool", "layer1" to "layer4", with the channels of a `ResNet`; they have the strides 8,
     16, 32 and 32, and neither norm nor activation at their end.
-
-    Args:
-        depth: layers with weights, of the classifier's too.
     """
 
     def __init__(self, depth: Literal[50, 101] = 50, *, norm_layer: NormLayer = nn.BatchNorm2d) -> None:

@@ -152,11 +152,7 @@ def layers(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 class _Part:
-    """One of the optimizers, bound to its parameters.
-
-    Args:
-        pattern: of the parameters' names, or what else they are called in messages.
-    """
+    """One of the optimizers, bound to its parameters: those of a pattern, or what else they are called in messages."""
 
     def __init__(
         self, pattern: str, optimizer: Optimizer, names: Sequence[str], parameters: Mapping[str, Tensor]

@@ -106,11 +106,9 @@ class Gradients:
         self._divisor = self._divisor * divisor
 
     def put(self, tensors: Mapping[int, Tensor], *, owned: bool = False) -> None:
-        """Replace some gradients, by index.
+        """Replace some gradients, by index, by tensors that are left as they are.
 
-        Args:
-            tensors: they are left as they are.
-            owned: nobody else holds them, and no two share memory: they may be used up instead.
+        If they are `owned`, by nobody else and with no memory shared, they may be used up instead.
         """
         current = self._divided()
         self._replace({i: _in_place_of(current[i], g, self.names[i]) for i, g in tensors.items()}, owned=owned)

@@ -118,8 +118,7 @@ class Optimizer(Protocol):
 class Scheduled(BoundOptimizer):
     """Base of bound optimizers that follow one schedule.
 
-    Args:
-        check_rate: refuses a rate that the update that makes a step cannot use: called with both.
+    `check_rate` refuses a rate that the update that makes a step cannot use: it is called with both.
     """
 
     def __init__(self, lr: LearningRate, check_rate: Callable[[float, int], None] = lambda lr, step: None) -> None:

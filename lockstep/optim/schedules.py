@@ -41,11 +41,7 @@ class Schedule(Protocol):
 def rate_at(schedule: float | Schedule, step: int, *, name: str = "The learning rate", low: float = 0.0) -> float:
     """Compute and check a schedule's value after `step` completed updates: a user's function may return anything.
 
-    Args:
-        schedule: in steps by now.
-        step: completed updates.
-        name: of what is scheduled, for errors.
-        low: the least it may be.
+    The schedule is in steps by now; errors name it, and `low` is the least it may be.
     """
     if isinstance(schedule, int | float):
         return schedule

@@ -244,10 +244,8 @@ class _UnitClip:
 def _clip_on_device(indices: Sequence[int], limits: float | Tensor, gradients: Gradients) -> None:
     """Scale the gradients of these parameters to their limits where their norms exceed them; the host reads nothing.
 
-    Args:
-        indices: of the parameters; those without a gradient are passed over.
-        limits: one for all, or shape (indices,), where each has a gradient.
-        gradients: changed.
+    Those without a gradient are passed over. The limit is one for all, or of shape (indices,), where each has a
+    gradient.
     """
     tensors = gradients.tensors
     chosen = {i: g for i in indices if (g := tensors[i]) is not None}

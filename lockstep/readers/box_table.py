@@ -34,10 +34,7 @@ class BoxTable(BoxedImages):
     A batch is as that of `Yolo`; classes are numbered from 1 on in alphabetical order, or by a label map.
 
     Args:
-        label_map: the label of each class, by its name.
-        decoding: how images are decoded when they are asked for.
-        truth: also give what detections are scored against.
-        cache: where what is read of an object store is kept; by default in the user's cache.
+        label_map, decoding, truth, cache: as of `Voc`.
     """
 
     def __init__(

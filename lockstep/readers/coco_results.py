@@ -92,10 +92,7 @@ class CocoResults:
     def check(self, image_ids: Collection[str], labels: Collection[int], source: str) -> None:
         """Raise a DataError where a detection is on an image that is not there, or of a category that is none.
 
-        Args:
-            image_ids: of all images of the data.
-            labels: of its categories; empty if they are not known.
-            source: the data, as errors name it.
+        The labels of categories are empty if they are not known; errors name the data by `source`.
         """
         if unknown := [place for image_id, place in self._places.items() if image_id not in image_ids]:
             number = int(np.isin(self._entries["image"], unknown).argmax())
@@ -144,14 +141,11 @@ def read_coco_results(path: str | Path) -> CocoResults:
 
 
 def write_coco_results(path: str | Path, found: Iterable[tuple[str, ImageResults]]) -> None:
-    """Write a file of results, image by image; it is there once all of it is written.
+    """Write a file of results, image by image, in a folder made if need be; it is there once all of it is written.
 
-    Numbers are written with all their digits, so that they are scored alike when they are read. Whole numbers as ids
-    of images are written as numbers, as COCO's annotations have them.
-
-    Args:
-        path: of the file; its folder is made if need be.
-        found: the id of each image, and what was found on it, with the ids of categories as labels.
+    `found` gives the id of each image, and what was found on it, with the ids of categories as labels. Numbers are
+    written with all their digits, so that they are scored alike when they are read. Whole numbers as ids of images are
+    written as numbers, as COCO's annotations have them.
 
     Raises:
         InputError: the file cannot be written.

@@ -119,12 +119,7 @@ class Subset(ReaderWrapper):
 
 @tells_options
 class OnlyFields(ReaderWrapper):
-    """Some fields of a reader, for instance those that it shares with the other sources of a `Concatenated`.
-
-    Args:
-        reader: the source of the examples.
-        names: of the fields to keep, in this order.
-    """
+    """Some fields of a reader, in this order, for instance those that it shares with others of a `Concatenated`."""
 
     def __init__(self, reader: Reader, names: Sequence[str]) -> None:
         _check_reader("reader", reader)
@@ -231,11 +226,8 @@ def read_by_source(
 ) -> Fields:
     """Read a batch from several sources that follow one another, asking each source once.
 
-    Args:
-        starts: the index of each source's first example.
-        indices: of the examples.
-        names: of the sources, for errors.
-        read: `read(source, indices)` of a source by its number, with indices that count from its own first example.
+    Each has its first example at one of `starts`; `read(source, indices)` reads it by its number, with indices that
+    count from its own first example. Names are for errors.
     """
     sources = _source_of(starts, indices)
     parts = []

@@ -124,12 +124,9 @@ class FileNames:
     def blocks(self, bounds: Int64s) -> list[tuple[bytes, Int64s, Int64s]]:
         """Make the blocks to checksum for groups of files that follow one another, without reading the files.
 
-        Args:
-            bounds: the index of the first file of each group, and at the end the number of all files.
-
-        Returns:
-            Of each group the names, their ends, and the sizes in bytes of some of its files (0 for a missing one): of
-            1024 among all files, evenly spaced.
+        The bounds are the index of the first file of each group, and at the end the number of all files. A block has of
+        a group the names, their ends, and the sizes in bytes of some of its files (0 for a missing one): of 1024 among
+        all files, evenly spaced.
         """
         asked = np.linspace(0, bounds[-1] - 1, min(bounds[-1], _MOST_ASKED)).astype(np.int64)
         if self._stats is None:

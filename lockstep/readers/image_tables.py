@@ -339,7 +339,6 @@ class DetectionTable(_Images):
         return found
 
     def _tabulated(self, read: Sequence[table_columns.TableObjects], labels: Int64s) -> ObjectTable:
-        """Tabulate the objects of all files by their rows."""
         objects = _table(read, labels)
         if all(each.keypoints is not None for each in read):
             owners = np.repeat(np.arange(len(self)), np.diff(objects.starts))
@@ -356,7 +355,6 @@ class DetectionTable(_Images):
         return objects
 
     def _warn(self, objects: ObjectTable) -> None:
-        """Warn of boxes without an area."""
         places = np.flatnonzero((objects.columns["boxes_px"][:, 2:] == 0).any(1))
         rows = np.searchsorted(objects.starts, places, side="right") - 1
         names = [self.example_id(row) for row in rows.tolist()]
@@ -456,7 +454,6 @@ def _labels(
 
 
 def _table(read: Sequence[table_columns.TableObjects], labels: Int64s) -> ObjectTable:
-    """Tabulate the objects of all files by their rows."""
     counts = np.concatenate([each.counts for each in read])
     boxes = np.concatenate([each.boxes for each in read])
     sides = boxes[:, 2:].prod(1)

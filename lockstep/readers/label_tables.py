@@ -119,7 +119,6 @@ def files_named(table: AnyPath, names: Sequence[str]) -> list[str]:
 
 
 def _files(table: Path, named: Sequence[Sequence[str]]) -> dict[str, str]:
-    """Return the class of each file, by its path within the table's folder."""
     places = files_named(table, [name for name, _ in named])
     if not places:
         raise _unusable(table, "no line but the first", "write a line for each image")

@@ -218,7 +218,6 @@ def _no_idx(path: AnyPath, given: str) -> DataError:
 
 
 def _fetched(file: File, folder: AnyPath, mirrors: Sequence[str]) -> bytes:
-    """Fetch a file from the first mirror that has it undamaged."""
     failures = []
     for mirror in mirrors:
         log.info("Fetching %s", mirror + file.name)

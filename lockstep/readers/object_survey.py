@@ -40,10 +40,7 @@ class ObjectSurvey:
 def survey_objects(reader: DetectionReader, *, num_images: int = NUM_IMAGES, skip_bad: bool = False) -> ObjectSurvey:
     """Look at the objects of a reader: of all images where it knows them from annotations, else of the first ones.
 
-    Args:
-        reader: of images with objects on them.
-        num_images: so many of the first images are read, not decoded.
-        skip_bad: leave out examples that cannot be read.
+    `num_images` of these are read, not decoded; with `skip_bad` without those that cannot be read.
 
     Raises:
         DataError: an example cannot be read, or none can.

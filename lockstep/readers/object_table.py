@@ -48,10 +48,7 @@ class KnownObjects(NamedTuple):
 class ObjectTable:
     """Columns of values by name, a row for each object, sorted by image.
 
-    Args:
-        images: the index of each object's image, in any order; objects of one image stay in the order given.
-        columns: the values, with the objects first.
-        num_images: number of images, with and without objects.
+    The index of each object's image may come in any order; objects of one image stay in the order given.
     """
 
     def __init__(self, images: Int64s, columns: Mapping[str, Column], num_images: int) -> None:
@@ -164,10 +161,8 @@ class AnnotatedImages:
 def shares_of_boxes(boxes: Float64s, sizes: Int64s, source: str) -> tuple[Float32s, Bools]:
     """Convert boxes to shares of height and width, clipped to their image; also return which have an area there.
 
-    Args:
-        boxes: (objects, 4) top, left, bottom, right, in pixels.
-        sizes: (objects, 2) height and width of each object's image, in pixels.
-        source: for the log, which tells how many were clipped.
+    Boxes are (objects, 4) top, left, bottom, right, sizes (objects, 2) of each object's image, in pixels. The log tells
+    how many of the source were clipped.
     """
     limits = np.tile(sizes, 2)
     clipped = np.clip(boxes, 0, limits)

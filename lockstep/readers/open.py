@@ -366,7 +366,6 @@ def _named_files(path: str | Path) -> list[AnyPath] | Literal["tfds"] | None:
 
 
 def _open_table(files: Sequence[AnyPath], options: _Options) -> Reader:
-    """Open a table by its columns: of images with a class each, or with objects on them where there is no class."""
     first, decoding = open_table(files[0], Kept(), OpenFiles(ranges=ranges_through(options.cache))), options.decoding
     is_labelled = options.label is not None or options.labels is not None or find_label(first, None) is not None
     if not is_labelled and (objects := find_objects(first, None)):
@@ -378,7 +377,6 @@ def _open_table(files: Sequence[AnyPath], options: _Options) -> Reader:
 
 
 def _check_no_columns(path: str | Path, *names: str | None) -> None:
-    """Refuse names of columns for what is no table."""
     if any(names):
         raise InputError(
             f"{path} has no columns to choose from.",

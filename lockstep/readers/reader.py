@@ -404,7 +404,6 @@ def _kind(value: Tensor | None, is_ragged: bool) -> str:
 
 
 def _as_tensor(value: Any) -> Tensor | None:
-    """Convert a value to a tensor if it is numbers, else return None."""
     if isinstance(value, Tensor):
         return value
     if isinstance(value, _NUMBERS):

@@ -301,7 +301,7 @@ def _size(example: ParsedExample) -> tuple[int, int]:
 
 
 def truth_of_records(fields: Mapping[str, Any], stored: Ragged, sizes: Tensor) -> dict[str, Any]:
-    """Make the fields of ground truth from those of the objects of a batch.
+    """Make the fields of ground truth from those of the objects of a batch, by images of sizes (batch, 2), in pixels.
 
     - "truth_boxes": float64 (n, 4) of x, y, width and height in pixels, from the shares as they are stored
     - "truth_labels", "truth_is_crowd", "truth_difficult", "truth_group_of": as the fields to train on
@@ -309,10 +309,7 @@ def truth_of_records(fields: Mapping[str, Any], stored: Ragged, sizes: Tensor) -
     - "truth_keypoints", if there are keypoints: float64 (n, keypoints, 3) of x, y and visibility, all 0 where not
       labelled
 
-    Args:
-        fields: of all objects.
-        stored: their boxes, float32 (n, 4) of top, left, bottom and right as shares.
-        sizes: height and width of the images, int64 (batch, 2).
+    `stored` are the boxes, float32 (n, 4) of top, left, bottom and right as shares.
     """
     sides = sizes[stored.owner].double()
     corners = stored.values.double() * sides.repeat(1, 2)

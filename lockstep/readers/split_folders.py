@@ -238,7 +238,6 @@ def _only_version(folder: Path, path: str, split: str | None) -> Path | None:
 
 
 def _data_dir() -> Path:
-    """The folder in which TFDS keeps its data sets."""
     return Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
 
 

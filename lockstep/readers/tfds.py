@@ -214,7 +214,6 @@ def _fields_of(feature: Any) -> dict[str, Any]:
 
 
 def _kind(feature: Any) -> str:
-    """Return the class of a feature, without its module."""
     return str(feature.get("pythonClassName", "")).rpartition(".")[2] if isinstance(feature, dict) else ""
 
 

@@ -252,13 +252,9 @@ def _matching(folder: AnyPath, pattern: str) -> list[AnyPath]:
 
 
 def read_voc_xml(path: AnyPath, data: bytes | None = None) -> BoxedImage:
-    """Read one annotation. Parts of objects, such as hands, are skipped.
+    """Read one annotation, whose content may have been read already. Parts of objects, such as hands, are skipped.
 
     `difficult` and `truncated` are 0 or 1, or false or true as some tools write them; missing or "Unspecified" is 0.
-
-    Args:
-        path: of the file.
-        data: what is in it, where it has been read already.
     """
     try:
         parser = XMLParser(target=_Builder())

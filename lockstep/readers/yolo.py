@@ -60,10 +60,7 @@ class Yolo(BoxedImages):
         path: a `data.yaml`, the folder with one, one with the folders images and labels, or a folder of images. Without
             a `data.yaml` there, the names of the classes are in one above, or in a classes.txt.
         split: a set of `data.yaml`: "train", "val" or "test"; None for all images.
-        label_map: the label of each class, by its name.
-        decoding: how images are decoded when they are asked for.
-        truth: also give what detections are scored against.
-        cache: where what is read of an object store is kept; by default in the user's cache.
+        label_map, decoding, truth, cache: as of `Voc`.
         masks: read the polygons of objects as their masks.
     """
 

@@ -131,7 +131,6 @@ def _hints(cls: type) -> Mapping[str, Any]:
 
 
 def _usual(field: RecipeField) -> Any:
-    """A value of a field whose default is none, as an example."""
     kind = field_type(field.hint)
     item = field_type(kind.item) if kind.item is not None else kind
     least = (field.bounds and (field.bounds.ge or (field.bounds.gt or 0) + 1)) or 1
@@ -309,9 +308,7 @@ def _set_in(value: Any, words: Sequence[str]) -> str | None:
 def explained_toml(recipe: Recipe, *, everything: bool = False) -> str:
     """Write a recipe as TOML, each field below what it means and takes; it reads back as the same recipe.
 
-    Args:
-        recipe: any.
-        everything: write the fields that are as by default, too, and those that are not set as comments.
+    `everything` are also the fields that are as by default, and as comments those that are not set.
     """
     lines = [*_table(Recipe, recipe, to_tables(recipe), "", everything)]
     return escaped_toml("\n".join(lines).strip("\n") + "\n")

@@ -76,13 +76,9 @@ def parse_example(
     """Parse an example: the values of every feature by name, a list of bytes or an array of int64 or float32.
 
     As in protocol buffers the last of several features of one name counts, numbers may be packed or not, and unknown
-    fields are skipped. A feature without a kind counts as missing.
-
-    Args:
-        data: the serialised message.
-        source: what to call it in an error.
-        names: of the features to parse, by default all; others are skipped unread.
-        end: where the message ends in `data`, by default with it; below 0 counted from its end.
+    fields are skipped, as are features that are not among the names, where some are given. A feature without a kind
+    counts as missing. Errors name the example by `source`. The message ends at `end` of the data, below 0 counted from
+    its end, by default with it.
     """
     features = scan_example(data, source, names, end)
     try:

@@ -42,13 +42,10 @@ class FilePart(NamedTuple):
 
 
 class OpenFiles:
-    """Opens a file when it is first read, and closes the least recently used one when too many are open.
+    """Opens a file when it is first read, and closes the least recently used one when too many are open in a process.
 
-    Several threads may read, and processes forked from this one share what is open. Pickled, it has none open.
-
-    Args:
-        most: files that are open at a time, for each process.
-        ranges: reads those of a store; by default nothing of them is kept.
+    Several threads may read, and processes forked from this one share what is open. Pickled, it has none open. `ranges`
+    reads those of a store; by default nothing of them is kept.
     """
 
     def __init__(self, most: int = _MOST_OPEN, ranges: CachedRanges | None = None) -> None:

@@ -76,8 +76,7 @@ def load_pyarrow() -> Any:
 class Kept:
     """What was decoded last, up to a number of bytes. Threads share it; forked, a process has its own; pickled, none.
 
-    Args:
-        most_bytes: the one that was asked for last is kept even if it has more.
+    The one that was asked for last is kept even if it has more.
     """
 
     def __init__(self, most_bytes: int = KEPT_BYTES) -> None:
@@ -244,7 +243,6 @@ class TableFile:
 
     @contextmanager
     def _naming(self, part: str = "") -> Iterator[None]:
-        """Name the file in the errors of what reads it."""
         try:
             yield
         except (LockstepError, MemoryError):

@@ -88,10 +88,7 @@ class Member(NamedTuple):
 def members_of(file: BinaryIO, path: AnyPath, size_bytes: int) -> Iterator[Member]:
     """Yield the members of an archive in turn, each once it is known to be whole; refuse links and sparse files.
 
-    Args:
-        file: unbuffered.
-        path: of the file, for errors.
-        size_bytes: of the file; no size in a header is believed beyond it.
+    The file is unbuffered; no size in a header is believed beyond that of the file.
     """
     walk = _Walk(file, path, size_bytes)
     try:

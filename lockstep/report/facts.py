@@ -179,12 +179,9 @@ class RunFacts:
 
 
 def facts_of_run(record: RunRecord, name: str, num_refused: int) -> RunFacts:
-    """Put the facts of a run together.
+    """Put the facts of a run together, under the name that the report has for it.
 
-    Args:
-        record: of the run.
-        name: what the report calls it.
-        num_refused: lines of its metrics that tell of an attempt that was not finite.
+    `num_refused` are the lines of its metrics that tell of an attempt that was not finite.
     """
     values = _json_of(record.path / CHECKPOINTS / step_name(max(record.checkpoints, default=0)) / VALUES)
     course = _course(record, num_refused)
@@ -410,7 +407,6 @@ def in_words(value: Any) -> str:
 
 
 def _json_of(path: Path) -> dict[str, Any]:
-    """Return the JSON object of a file; an empty one where there is none that can be read."""
     return json_object(_bytes_of(path)) or {}
 
 

@@ -136,12 +136,9 @@ def _plain(value: Any) -> Any:
 
 
 def report_page(runs: Sequence[RunReport], differing: Sequence[FieldValues], made: str) -> bytes:
-    """Make the page of one run, or of several side by side.
+    """Make the page of one run, or of several side by side, with the fields in which their recipes differ.
 
-    Args:
-        runs: what is shown of each.
-        differing: the fields in which the recipes of several differ.
-        made: when the page is made, in words.
+    `made` says in words when.
     """
     alone = runs[0] if len(runs) == 1 else None
     charts = (
@@ -234,7 +231,6 @@ def _printable(value: Any) -> Any:
 
 
 def _carried(name: str) -> Markup:
-    """Return a script or a style that comes with the package."""
     return Markup(files("lockstep.report").joinpath(name).read_text(encoding="utf-8"))
 
 

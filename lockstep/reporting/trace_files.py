@@ -44,9 +44,7 @@ class ClockOffset(NamedTuple):
 def clock_offset(own: Iterable[Sequence[float]], chief: Iterable[Sequence[float]]) -> ClockOffset:
     """Compare two clocks by barriers: none ends on one worker before it has begun on the other.
 
-    Args:
-        own: when each barrier began and ended on the worker, in seconds on its clock.
-        chief: when the same barriers did on the chief, on that one's.
+    Each is when a barrier began and ended, in seconds on the worker's own clock, and on the chief's.
     """
     pairs = [*zip(own, chief, strict=True)]
     least = max(began - ended for (_, ended), (began, _) in pairs)

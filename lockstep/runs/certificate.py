@@ -26,10 +26,7 @@ _FIELDS = {"format": str, "run": str, "verdict": str, "chain": dict, "sha256": s
 def certificate_of(found: Examination, replayed: Replayed | None, why_not: str) -> dict[str, Any]:
     """Return what was found of a run: the verdict, what it rests on, and the versions and fingerprints of all of it.
 
-    Args:
-        found: in the files.
-        replayed: of a window; None where none was made again.
-        why_not: none was.
+    `replayed` is what came of a window; None where none was made again, and `why_not`.
     """
     last = found.events[-1]
     problems = [*found.problems, *(replayed.data_changed if replayed else ())]

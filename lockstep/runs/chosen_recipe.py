@@ -95,14 +95,10 @@ def find_weights() -> Path | None:
 def choose_recipe(
     found: Found, name: str, weights: Path | None, num_devices: int, end: Steps | Epochs | None = None
 ) -> Chosen:
-    """Choose a recipe for data.
+    """Choose a recipe for data that was looked at.
 
-    Args:
-        found: what was seen of it.
-        name: of the run.
-        weights: of SqueezeNet's features, to start from; None: from none.
-        num_devices: accelerators here; 0 where processors compute.
-        end: of the run, to which the rates fall; None: it is chosen, too.
+    `weights` are of SqueezeNet's features, to start from; `num_devices` accelerators, 0 where processors compute. The
+    rates fall to the end of the run, which is chosen, too, if it is not given.
     """
     data, counts, reasons = _with_validation(found)
     chosen = _detector if found.has_objects else _classifier

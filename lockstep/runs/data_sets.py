@@ -334,7 +334,6 @@ def unread_images(folder: Path) -> list[Path]:
 
 
 def _told(folder: Path) -> Path:
-    """Return the folder as a sentence names it: `.` by its name."""
     return folder if folder.name else folder.resolve()
 
 

@@ -134,7 +134,6 @@ def _onnx(trained: Trained, images: ImagesOfGraph) -> bytes:
 
 
 def _metadata(trained: Trained) -> dict[str, str]:
-    """Return the origin of a model, as it is written to the file."""
     return {"step": str(trained.step), "recipe": trained.recipe.name, "weights": trained.weights}
 
 
@@ -196,7 +195,6 @@ def _of_detector(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence torch's warnings about optional packages and deprecated parts of its own."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -99,10 +99,7 @@ def check_best(recipe: Recipe, *, has_validation: bool, metrics: Mapping[str, Me
 def check_same_classes(split: str, scored: Mapping[int, str], trained: Mapping[int, str]) -> None:
     """Refuse classes that have other labels than those to train on, as far as both have names.
 
-    Args:
-        split: that is scored, for messages.
-        scored: the name of each class by its label in the model; a name may be that of several classes.
-        trained: the same of the examples to train on.
+    Both are the name of each class by its label in the model; a name may be that of several classes.
     """
     labels = {name: label for label, name in trained.items()}
     for label, name in scored.items():
@@ -198,7 +195,6 @@ def _check_task(recipe: Recipe) -> None:
 
 
 def _check_traced(recipe: Recipe) -> None:
-    """Refuse to record steps that come after the end of the run."""
     profile, end = recipe.watch.profile, recipe.end
     for name, steps in {"trace": recipe.watch.trace, "profile.steps": profile and profile.steps}.items():
         if steps and isinstance(end, Steps) and steps.start >= end.count:

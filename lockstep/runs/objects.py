@@ -173,9 +173,7 @@ def middle_sizes(sides: Tensor) -> tuple[float, float]:
 def proposed_anchors(model: Any, sides: Tensor) -> tuple[str, list[str]]:
     """Say the anchors that objects fit, and return them as settings of a recipe where the model has such, else none.
 
-    Args:
-        model: the value of the recipe.
-        sides: height and width of each object in pixels of the network's input, (objects, 2).
+    `sides` are height and width of each object in pixels of the network's input, (objects, 2).
     """
     from lockstep.runs.chosen_recipe import choose_anchors
 

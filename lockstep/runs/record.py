@@ -255,9 +255,8 @@ class RunRecord:
     def attention(self, num_refused: int = 0) -> Iterator[str]:
         """Yield what of the run is out of the ordinary, a sentence each, for `lockstep status` and reports alike.
 
-        Args:
-            num_refused: lines of its metrics that tell of an attempt that was not finite, where they were counted; its
-                autopsies count anyway.
+        `num_refused` are the lines of its metrics that tell of an attempt that was not finite, where they were counted;
+        its autopsies count anyway.
         """
         seen = self.seen_unix_seconds
         if self.state == "failed":
@@ -342,7 +341,6 @@ class RunRecord:
         yield from (facts for line in reversed(whole) if (facts := json_object(line)) is not None)
 
     def _json(self, name: str) -> dict[str, Any]:
-        """Return the JSON object of a file; an empty one where there is none that can be read."""
         try:
             with open_plain_file(self.path / name) as file:
                 found = json_object(file.read(_MAX_FILE_BYTES))

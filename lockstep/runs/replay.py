@@ -222,14 +222,9 @@ def replay(
 ) -> Replayed:
     """Make a window again; all workers call it together. The result of the chief alone has looked at tensors.
 
-    Args:
-        recipe: that of the window, with its data found and its code allowed.
-        path: the folder of the run, which is only read.
-        window: from `choose_window`.
-        told: from `window_lines`.
-        worker: this one.
-        tolerance: the largest relative difference that another environment explains; None: by the precision.
-        progress: is told of the updates that are done.
+    The recipe is that of the window, with its data found and its code allowed. `told` is from `window_lines`; nothing
+    is written to the run's folder. Without a tolerance, the precision says which relative difference another
+    environment explains. `progress` is told of the updates that are done.
     """
     stages = Stages(recipe, worker)
     now = resolve_choices(recipe, stages.parts, worker, None).now

@@ -109,18 +109,11 @@ def examples(
     num_draws: int = 1,
     detections: Comparison | None = None,
 ) -> Iterator[ShownExample]:
-    """Yield the examples that a run of this order and seed trains on at some positions of the stream.
+    """Yield the examples that a run of this order and seed trains on at some positions of the stream, from 0 on.
 
-    An example that cannot be read or augmented says why; a run would stop there, or read another in its place.
-
-    Args:
-        reader: gives the examples.
-        positions: from 0 on; the stream has no end.
-        order: of the stream.
-        seed: of the order and of the augmentations.
-        pipeline: applied to each example.
-        num_draws: how often each is augmented: as at its position, and as at the same place of later epochs.
-        detections: to be shown on the images as they are stored.
+    An example that cannot be read or augmented says why; a run would stop there, or read another in its place. Each is
+    augmented `num_draws` times: as at its position, and as at the same place of later epochs. Detections are shown on
+    the images as they are stored.
     """
     check_value("num_draws", num_draws, PositiveInt)
     order = order_of(order)
@@ -285,7 +278,6 @@ def _places(fields: Mapping[str, Any], name: str, row: int, ndim: int, numbers: 
 
 
 def _names(fields: Mapping[str, Any], row: int, classes: Mapping[int, str]) -> list[str]:
-    """Name the objects of an image: by class, or else by label."""
     texts = fields["class_text"][row] if "class_text" in fields else []
     labels = fields["labels"][row].tolist() if "labels" in fields else []
     named = [classes.get(label) or str(label) for label in labels]

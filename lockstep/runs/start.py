@@ -158,7 +158,6 @@ class Start:
         KnownData(folder, names).write(workdir)
 
     def _log_changes(self, choices: list[str]) -> None:
-        """Log learning rates that end elsewhere than the run, and changes of recipe and machine."""
         if self.files is None:
             log.info("without a workdir nothing is written: no checkpoints, metrics or summaries")
             if self.recipe.loggers:

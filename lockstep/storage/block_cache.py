@@ -79,9 +79,8 @@ def object_id(url: str, size_bytes: int, version: int) -> bytes:
 class BlockCache:
     """Blocks on the disk. It may be forked, and used by several threads and processes at once.
 
-    Args:
-        size_bytes: the size of a new cache; None: of one that is there its own, else a share of the free disk. One of
-            another size that is there is replaced, unless somebody has it open.
+    Without a size, a cache that is there has its own, and a new one a share of the free disk. One of another size that
+    is there is replaced, unless somebody has it open.
 
     Raises:
         OSError: the folder cannot be written.

@@ -60,12 +60,7 @@ _end: ContextVar[threading.Event | None] = ContextVar("end", default=None)
 
 
 class Ending(threading.Event):
-    """Is set some time after it was asked for: by `set`, or by what `is_asked` tells.
-
-    Args:
-        is_asked: is called until it has said so once.
-        grace_seconds: from then on.
-    """
+    """Is set `grace_seconds` after it was asked for: by `set`, or by `is_asked`, called until it has said so once."""
 
     def __init__(self, is_asked: Callable[[], object], grace_seconds: float = 0.0) -> None:
         super().__init__()

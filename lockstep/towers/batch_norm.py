@@ -212,10 +212,7 @@ class Moments(NamedTuple):
 def pooled(means: Tensor, variances: Tensor, counts: Tensor) -> Moments:
     """Pool the moments of several samples: Chan, Golub and LeVeque, "Updating formulae" (1979).
 
-    Args:
-        means: of each sample, shape (samples, channels).
-        variances: biased, shape (samples, channels).
-        counts: shape (samples, 1).
+    Means and biased variances are (samples, channels), counts (samples, 1).
     """
     num_values = counts.sum(0)
     mean = (counts * means).sum(0) / num_values

@@ -108,10 +108,7 @@ class PendingReadings(NamedTuple):
 class Proposal:
     """An update that is computed and not made: its gradients, and the numbers that decide whether it is made.
 
-    Args:
-        attempt: what the towers have come to.
-        losses: those of the attempt, and the regularization.
-        gradients: regularization included.
+    Losses and gradients include the regularization.
     """
 
     pending: PendingReadings | None = None
@@ -133,8 +130,7 @@ class Proposal:
     def found_inf(self, refused: Literal["nonfinite", "overflow", "nothing"]) -> Tensor:
         """1 where the update must not be made, else 0: float32, on the device, without dimensions.
 
-        Args:
-            refused: all that is not finite; only gradients that overflow while the losses are finite; or neither.
+        It refuses all that is not finite; only gradients that overflow while the losses are finite; or neither.
         """
         zeros = self._checked * 0.0  # NaN for all that is not finite
         is_bad = zeros.sum().isnan()

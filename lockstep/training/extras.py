@@ -35,20 +35,16 @@ class Extras(NamedTuple):
 class ExtraSums:
     """What a worker adds to the sum of each attempt beside losses and gradients, and what it learns from the total.
 
-    Args:
-        replicas: the copies of the state; None for a worker that is alone.
+    A worker that is alone has no replicas.
     """
 
     def __init__(self, replicas: Replicas | None, worker: Worker) -> None:
         self._worker, self._replicas, self._is_chief = worker, replicas, worker.is_chief
 
     def own(self, batch: Batch, step: int, elapsed_seconds: float) -> list[float] | Tensor:
-        """This worker's numbers for the attempt after `step` completed updates.
+        """This worker's numbers for the attempt on this batch after `step` completed updates.
 
-        Args:
-            batch: that is computed on.
-            step: completed updates.
-            elapsed_seconds: from the start of the series of steps to that of the attempt.
+        `elapsed_seconds` are from the start of the series of steps to that of the attempt.
         """
         worker = self._worker
         extras = Extras(

@@ -146,21 +146,11 @@ def probe_memory(
     """Compute the losses and gradients of a batch, and forget them: a run that lacks memory ends before its first step.
 
     Nothing of the state changes, nor do random streams and the position of a loader. All workers call it together.
-
-    Args:
-        state: what is to be trained.
-        losses: as for `train_step`.
-        batch: this worker's part of the largest batch that there will be; what is on the images does not matter.
-        towers: as for `train_step`.
-        exchange: as for `train_step`.
-        counts: as for `train_step`.
-        hint: what to do where the memory is not enough, for the error.
+    The arguments are those of `train_step`; `batch` is this worker's part of the largest batch that there will be,
+    whatever is on its images. Where the memory is not enough, it raises an InputError with the hint.
 
     Returns:
         The most bytes in use: on an accelerator during this call, on a CPU since the process began.
-
-    Raises:
-        InputError: the memory is not enough.
     """
     step, device = bind_loop(state, towers, exchange), join().device
     if device.type != "cpu":

@@ -139,12 +139,8 @@ class Replay:
     def of_nonfinite(self, given: Given, certainty: int) -> ReplayVerdict | None:
         """Make an attempt again that is not finite; nothing has run since.
 
-        Args:
-            given: what it is made of.
-            certainty: 2 where this worker's towers are not finite, 1 where theirs may be, 0 where they are finite.
-
-        Returns:
-            None where it cannot be made again, or the sum over all workers alone is not finite.
+        The certainty is 2 where this worker's towers are not finite, 1 where theirs may be, 0 where they are finite.
+        Returns None where it cannot be made again, or the sum over all workers alone is not finite.
         """
         of_all = self._worker.group.gather(certainty)
         most = max(of_all)

@@ -29,11 +29,7 @@ _SECTIONS = {"parameters": "parameter", "buffers": "buffer", "slots": "slot", "a
 
 
 class Replicas:
-    """The copies of a state that the workers of a run have.
-
-    Args:
-        worker: this one of several; all of them compare after the same steps.
-    """
+    """The copies of a state that the workers of a run have; all workers compare them after the same steps."""
 
     def __init__(self, state: TrainState, worker: Worker) -> None:
         self._state, self._worker = state, worker

@@ -111,17 +111,10 @@ class ServedStep(Step):
         loss_scale: float | None,
         of_batch: Callable[[Counts], Sequence[Counts]],
     ) -> Computed:
-        """Compute the gradient of a slice with the parameters as they are.
+        """Compute the gradient of a slice, `batch`, with the parameters as they are; raises InputError as `train_step`.
 
-        Args:
-            losses: as for `train_step`.
-            batch: the slice.
-            counts: as for `train_step`.
-            loss_scale: that of the chief.
-            of_batch: given what was counted in the slice, returns that of all slices of its batch, in their order.
-
-        Raises:
-            InputError: as `train_step` does.
+        `loss_scale` is that of the chief. `of_batch` is given what was counted in the slice, and returns that of all
+        slices of its batch, in their order.
         """
         state, host, device = self.state, self._host, self.worker.device
         check_training_mode(state)
@@ -163,13 +156,9 @@ class ServedStep(Step):
     # The chief's half -------------------------------------------------------------------------------------------------
 
     def update(self, gradients: Sequence[Arrival], loader: Loader, position: int, arrivals: Arrivals) -> StepReport:
-        """Make the update of these gradients, or refuse it, and report it.
+        """Make the update of these gradients, in the order of their slices, or refuse it, and report it.
 
-        Args:
-            gradients: in the order of their slices.
-            loader: of the examples; the caller moves its position.
-            position: of the stream after this attempt.
-            arrivals: what became of all gradients so far.
+        The caller moves the loader to `position`, which is that of the stream after this attempt.
 
         Raises:
             DataError: more examples cannot be read than the loader may replace.

@@ -389,9 +389,8 @@ class TrainState:
     def adopt(self, changes: Iterable[tuple[Tensor, Tensor]], *, step: int | None = None) -> None:
         """Take values from outside: what a chief has published, weights of a file, another state's.
 
-        Args:
-            changes: tensors of this state, each with its new values, which are not tensors of this state.
-            step: the number of completed updates from now on.
+        They are given with the tensors of this state that they are for, and are none of these. `step` is the number of
+        completed updates from now on.
         """
         self._prepare_change()
         for tensor, values in changes:

@@ -75,13 +75,10 @@ def judge(
     runs: Mapping[int, Sequence[TowerResult]],
     names: Sequence[str],
 ) -> Judgement:
-    """Tell what an attempt is that was made again.
+    """Tell what an attempt is that was made again, and as often on each worker.
 
-    Args:
-        original: what it gave the first time; None where that is not known, or was a comparison of the workers.
-        suspects: the workers one of which has made it then, by rank.
-        runs: what it gave when each worker made it again, by rank; as often on each.
-        names: of all workers, by rank.
+    `original` is what it gave the first time; None where that is not known, or was a comparison of the workers. One of
+    the suspects has made it then. Suspects, runs and names are by rank.
     """
     unstable = [rank for rank, results in runs.items() if not all(map(results[0].agrees_with, results))]
     if unstable:

@@ -339,14 +339,9 @@ def fitted(
 ) -> WarmStart:
     """Say how a detector takes what it can of weights: what the file lacks, or has in another shape, stays fresh.
 
-    Args:
-        source: the weights.
-        names: of the detector's parameters and buffers.
-        takes: all of a detector, or the parameters of the backbone alone.
-        mapping: what the user asked for. Where it has no names (a map, renames, prefixes), those are taken of the name
-            map and the prefixes by which most tensors are found.
-        prefixes: the beginnings of the names of the backbone.
-        name_maps: that the detector knows beside the shipped ones.
+    It takes all of a detector, or the parameters of the backbone alone, whose names begin with the prefixes. Where the
+    user's mapping has no names (a map, renames, prefixes), those are taken of the name map, shipped or the detector's,
+    and the prefixes by which most tensors are found.
     """
     of_backbone = [f"^{re.escape(prefix)}" for prefix in prefixes]
     include = () if takes == "detector" else of_backbone

@@ -84,12 +84,8 @@ def check_architecture(
 ) -> None:
     """Refuse weights of another net, of which some layers have the names or the numbers of the backbone's by chance.
 
-    Args:
-        source: the weights.
-        targets: the parameters and buffers of the detector.
-        report: of what would be loaded.
-        prefixes: the beginnings of the names of the backbone.
-        is_numbered: layers are told by their numbers alone, so that all have to fit.
+    `targets` are the parameters and buffers of the detector, `prefixes` the beginnings of the names of the backbone.
+    Where layers are told by their numbers alone, all have to fit.
 
     Raises:
         CheckpointError: less of the backbone's parameters fit, or it is a ResNet of another depth; it says what the

@@ -504,7 +504,6 @@ def _flattened(flattening: Flattening) -> str:
 
 
 def _rename(name: str, flattening: Flattening) -> str:
-    """The rename for a layer behind a flattening, as Python code."""
     pattern = flattened_layout(flattening.num_places, flattening.num_dimensions)
     return f"Rename({'^' + re.escape(name) + '$'!r}, {name!r}, Layout({pattern!r}))"
 

@@ -134,13 +134,8 @@ def fans(shape: Sequence[int]) -> tuple[int, int]:
 def fill(initializer: Initializer, name: str, tensor: Tensor, seed: int) -> None:
     """Give a parameter its first values: the same for a seed and a name on every device, in every memory format.
 
-    The initialiser gets a tensor of its own on the CPU, in 32 bits at least, with the values as they are.
-
-    Args:
-        initializer: a value of this module, or a function of one's own.
-        name: of the parameter.
-        tensor: changed in place.
-        seed: of the run.
+    The initialiser, a value of this module or a function of one's own, gets a tensor of its own on the CPU, in 32 bits
+    at least, with the values as they are.
     """
     if tensor.is_meta or not tensor.is_floating_point():
         raise InputError(

@@ -89,7 +89,6 @@ def choose_network(
 
 
 def _chosen(environment: Mapping[str, str]) -> Network | None:
-    """The network that the environment names already."""
     interface = environment.get(INTERFACE_OF_GLOO, "").partition(",")[0]
     address = address_of(interface)
     if interface and address is None:
