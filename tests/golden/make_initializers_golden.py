@@ -4,13 +4,14 @@
     /tmp/tf/bin/pip install "tensorflow-cpu==2.21.0" "tf-slim==1.1.0"
     /tmp/tf/bin/python tests/golden/make_initializers_golden.py
 
-It writes `initializers_golden.json` beside itself: for each case the shape of TensorFlow's weights, and of some 400,000
-values of several draws their number, mean, standard deviation, least and greatest value, and 63 quantiles.
+It writes `initializers_golden.json.gz` beside itself: for each case the shape of TensorFlow's weights, and of some
+400,000 values of several draws their number, mean, standard deviation, least and greatest value, and 63 quantiles.
 The cases of TF-Slim are the variables that its layers make where nothing is said of their first values.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ import tf_slim as slim
 
 v1 = tf.compat.v1
 
-PATH = Path(__file__).parent / "initializers_golden.json"
+PATH = Path(__file__).parent / "initializers_golden.json.gz"
 CONVOLUTION, DENSE, VECTOR = (3, 3, 16, 48), (150, 50), (2000,)
 MIN_VALUES = 400_000
 NUM_BINS = 64
@@ -94,7 +95,7 @@ def main() -> None:
             "greatest": rounded(flat.max()),
             "quantiles": rounded(np.quantile(flat, np.arange(1, NUM_BINS) / NUM_BINS)) if flat.any() else [],
         }
-    PATH.write_text(json.dumps(golden, separators=(",", ":")) + "\n")
+    PATH.write_bytes(gzip.compress((json.dumps(golden, separators=(",", ":")) + "\n").encode(), mtime=0))
 
 
 if __name__ == "__main__":

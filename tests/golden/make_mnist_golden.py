@@ -4,7 +4,7 @@
     /tmp/tensorflow/bin/pip install "tensorflow-cpu==2.21.*" tf-slim
     /tmp/tensorflow/bin/python tests/golden/make_mnist_golden.py
 
-It writes, beside itself, `mnist_golden.json` (training runs), `operations_golden.json` (single operations) and
+It writes, beside itself, `mnist_golden.json.gz` (training runs), `operations_golden.json.gz` (single operations) and
 `mnist_sample.npz` (the first 160 training images and labels of MNIST, licensed CC BY-SA 3.0: see data/mnist/SOURCE.md).
 The graphs are built as the reference built them, in TensorFlow 1's graph mode: towers that share variables, the mean
 of their gradients, one update; and, by TF-Slim's own training loop, one tower with clipped gradients.
@@ -46,14 +46,14 @@ def main() -> None:
         "two_towers_lrn_float32": two_towers("float32", learning_rate=0.05, lrn=True, num_steps=10),
         "slim_float64": slim_loop("float64", learning_rate=0.1),
     }
-    write("mnist_golden.json", {"about": about, "runs": runs})
+    write("mnist_golden.json.gz", {"about": about, "runs": runs})
     operations = {
         "in_top_k": in_top_k(),
         "local_response_normalization": local_response_normalization(),
         "truncated_normal": truncated_normal(),
         "nesterov": nesterov(),
     }
-    write("operations_golden.json", {"about": about, **operations})
+    write("operations_golden.json.gz", {"about": about, **operations})
 
 
 def write_sample() -> None:
@@ -69,7 +69,8 @@ def write_sample() -> None:
 
 
 def write(name: str, content: dict[str, Any]) -> None:
-    (HERE / name).write_text(json.dumps(content, indent=1, default=lambda value: np.asarray(value).tolist()) + "\n")
+    text = json.dumps(content, indent=1, default=lambda value: np.asarray(value).tolist()) + "\n"
+    (HERE / name).write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 # The net and its towers -------------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def golden(name: str) -> dict[str, Any]:
 
 def golden_run(name: str) -> GoldenRun:
     """The recorded run of that name."""
-    run = golden("mnist_golden.json")["runs"][name]
+    run = golden("mnist_golden.json.gz")["runs"][name]
     given = {**run, "dtype": getattr(torch, run["dtype"]), "losses": np.array(run["losses"])}
     return GoldenRun(momentum=inputs.MOMENTUM, **given)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from functools import cache
 from pathlib import Path
@@ -22,7 +23,7 @@ from lockstep.weights.initializers import (
     fill,
 )
 
-GOLDEN = Path(__file__).parent / "initializers_golden.json"
+GOLDEN = Path(__file__).parent / "initializers_golden.json.gz"
 MIN_VALUES = 200_000
 # How many standard errors two samples of one law may be apart; the seeds are fixed.
 SIGMAS = 4.5
@@ -44,7 +45,7 @@ CASES: dict[str, Initializer] = {
 
 @cache
 def golden() -> Any:
-    return json.loads(GOLDEN.read_text())
+    return json.loads(gzip.decompress(GOLDEN.read_bytes()))
 
 
 def of_torch(shape: list[int]) -> list[int]:

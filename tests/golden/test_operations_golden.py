@@ -12,7 +12,7 @@ from lockstep.models.mnist import MnistNet, local_response_norm
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.optimizers import SGD
 
-RECORDED = golden("operations_golden.json")
+RECORDED = golden("operations_golden.json.gz")
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 5])
