@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from lockstep.models.initial_weights import clear_statistics
 from lockstep.tensors import reading_waits
@@ -191,6 +192,9 @@ class FrozenBatchNorm2d(nn.Module):
     For batches of few images, on which statistics would be poor: the backbone's weights must come from a trained net.
     """
 
+    is_quantized = False
+    """What quantizes a net folds the norm into the layer before it, and has to see torch's function."""
+
     weight: Tensor
     bias: Tensor
     running_mean: Tensor
@@ -212,7 +216,32 @@ class FrozenBatchNorm2d(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map shape (batch, channels, height, width) to the same."""
-        return F.batch_norm(hidden, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        mean, variance = self.running_mean, self.running_var
+        if not hidden.requires_grad or self.is_quantized:
+            return F.batch_norm(hidden, mean, variance, self.weight, self.bias, eps=self.eps)
+        normed: Tensor = _FrozenBatchNorm.apply(hidden, mean, variance, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]
+        return normed
+
+
+class _FrozenBatchNorm(torch.autograd.Function):
+    """Torch's keeps what came in for the backward pass, from which fixed values take the slope of the output alone."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, mean: Tensor, variance: Tensor, scale: Tensor, shift: Tensor, eps: float
+    ) -> Tensor:
+        ctx.save_for_backward(mean, variance, scale)
+        ctx.eps = eps
+        return F.batch_norm(hidden, mean, variance, scale, shift, eps=eps)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        mean, variance, scale = ctx.saved_tensors
+        slope, _, _ = torch.ops.aten.native_batch_norm_backward(
+            slopes[0], slopes[0], scale, mean, variance, None, None, False, ctx.eps, [True, False, False]
+        )
+        return slope, None, None, None, None, None
 
 
 def kaiming_fan_out(net: nn.Module, generator: Generator | None = None) -> None:

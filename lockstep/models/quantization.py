@@ -25,6 +25,7 @@ from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
 from lockstep.errors import InputError
+from lockstep.models.layers import FrozenBatchNorm2d
 from lockstep.tensors import reading_waits
 
 EMA_DECAY = 0.999
@@ -478,6 +479,9 @@ def quantize(model: nn.Module, images: Tensor, *, delay: int, weight_bits: int =
             expected=f"convolutions or linear layers as modules, and nothing that is called {NAME!r}",
             hint="leave quantization out of the recipe",
         )
+    for module in model.modules():
+        if isinstance(module, FrozenBatchNorm2d):
+            module.is_quantized = True
     quantization = Quantizer(_layers_of(model), plan, delay, weight_bits, activation_bits)
     model.add_module(NAME, quantization)
     model.register_forward_pre_hook(quantization.enter)

@@ -17,6 +17,7 @@ from lockstep.models.layers import (
     BatchNorm2d,
     Conv2dNormActivation,
     Conv2dSame,
+    FrozenBatchNorm2d,
     IntermediateLayerGetter,
     MaxPool2dSame,
     make_divisible,
@@ -108,3 +109,26 @@ def test_batch_norm_with_a_shift_alone_has_the_bits_of_torchs_on_an_accelerator(
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other)
     assert [scale is None for scale in scales] == [True, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_a_frozen_norm_gives_torchs_bits_and_keeps_nothing_that_came_in(
+    dtype: torch.dtype, memory_format: torch.memory_format
+) -> None:
+    torch.manual_seed(0)
+    norm = FrozenBatchNorm2d(16)
+    for values in (norm.weight, norm.bias, norm.running_mean):
+        values.normal_()
+    norm.running_var.uniform_(0.5, 2)
+    if dtype == torch.float64:
+        norm.double()
+    images = torch.randn(4, 16, 9, 11).to(dtype).contiguous(memory_format=memory_format).requires_grad_()
+    slopes = torch.randn_like(images)
+    kept: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda each: kept.append(each.numel()) or each, lambda each: each):
+        mine = norm(images)
+    assert sum(kept) == 3 * 16
+    theirs = F.batch_norm(images, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps)
+    assert torch.equal(mine, theirs)
+    assert torch.equal(*(torch.autograd.grad(each, images, slopes)[0] for each in (mine, theirs)))

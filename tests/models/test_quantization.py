@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lockstep import tensors
 from lockstep.errors import InputError
-from lockstep.models.layers import Conv2dNormActivation
+from lockstep.models.layers import Conv2dNormActivation, FrozenBatchNorm2d
 from lockstep.models.mnist import MnistNet
 from lockstep.models.quantization import Quantizer, fake_quantized, quantize
 
@@ -140,3 +140,21 @@ def test_ranges_far_from_0_keep_it_and_an_empty_one_gives_zeros() -> None:
     found = fake_quantized(values, torch.tensor(2.0), torch.tensor(4.0))
     assert found.tolist() == pytest.approx([0.5, 1.0, 2.0], abs=0.01)
     assert fake_quantized(values, torch.tensor(0.0), torch.tensor(0.0)).tolist() == [0, 0, 0]
+
+
+def test_a_frozen_norm_is_folded_in_training_as_batch_norm_in_evaluation_is() -> None:
+    """Between two convolutions, so that what comes into the norm has a gradient."""
+
+    def learned(norm: nn.Module) -> tuple[frozenset[str], list[Tensor]]:
+        torch.manual_seed(2)
+        net = nn.Sequential(nn.Conv2d(3, 4, 1, bias=False), norm, nn.ReLU(), nn.Conv2d(4, 2, 1)).train()
+        norm.eval()
+        with torch.no_grad():
+            norm.get_buffer("running_var").fill_(3)
+        quantize(net, torch.zeros(2, 3, 4, 4), delay=0)
+        net(images()).square().sum().backward()
+        return ranges_of(net).plan.normed, [p.grad for p in (net[0].weight, net[3].weight)]
+
+    frozen, usual = learned(FrozenBatchNorm2d(4)), learned(nn.BatchNorm2d(4))
+    assert frozen[0] == usual[0] == {"0:0"}
+    assert all(map(torch.equal, frozen[1], usual[1]))
