@@ -211,9 +211,8 @@ class TfCenterNet(DetectionModel):
         if not self.config.keypoint_estimation_task:
             return found
         points = self._keypoints(predictions, cells, of_cells, labels)
-        return [
-            each._replace(keypoints=own[of_scores > 0]) for each, own, of_scores in zip(found, points, top, strict=True)
-        ]
+        # Those with a score of 0 are the last.
+        return [each._replace(keypoints=own[: len(each.scores)]) for each, own in zip(found, points, strict=True)]
 
     def _keypoints(self, predictions: Mapping[str, Any], cells: Tensor, boxes: Tensor, labels: Tensor) -> Tensor:
         """Find the keypoints of all detections, (batch, detections, keypoints, 3): zeros where a class has none."""
@@ -222,7 +221,8 @@ class TfCenterNet(DetectionModel):
             found = find_keypoints(task, predictions, cells, boxes, predictions["shape"])
             found[..., :2] *= STRIDE
             is_own = (labels == task.label)[..., None, None]
-            points[:, :, list(task.ids)] += torch.where(is_own, found, 0.0)
+            ids = tensor_on(points.device, task.ids, torch.int64)
+            points.index_add_(2, ids, torch.where(is_own, found, 0.0))
         return points
 
 

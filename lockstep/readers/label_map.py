@@ -24,6 +24,7 @@ from lockstep.records.shards import check_local, data_path
 from lockstep.records.text_format import Field, Word, parse_text_format, quoted
 from lockstep.storage.remote_path import AnyPath
 
+_MOST_BYTES = 1 << 25
 BACKGROUND = "background"
 UNKNOWN_LABEL = -1
 """The label of an object of a record whose class the label map lacks."""
@@ -187,7 +188,10 @@ def _item(label: Label) -> str:
 def _read(path: str | AnyPath) -> str:
     file = data_path(path)
     try:
-        return content_of(file).decode()
+        content = content_of(file, _MOST_BYTES + 1)  # a device has no end
+        if len(content) > _MOST_BYTES:
+            raise OSError(f"it has more than {_MOST_BYTES >> 20} MiB")
+        return content.decode()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"{path} cannot be read.",

@@ -123,6 +123,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     missing = refusal_of(tmp_path / "missing.pbtxt")
     assert missing.what == f"{tmp_path / 'missing.pbtxt'} cannot be read."
     assert "No such file" in str(missing.given)
+    assert refusal_of(Path("/dev/zero")).given == "it has more than 32 MiB"
     (tmp_path / "binary.pbtxt").write_bytes(b"\xff\xfe")
     binary = refusal_of(tmp_path / "binary.pbtxt")
     assert "utf-8" in str(binary.given)
