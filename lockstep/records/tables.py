@@ -143,11 +143,9 @@ class _KeptHere:
 
 
 class TableFile:
-    """One file's table. It may be forked, pickled, and read by several threads.
+    """One file's table, read by parts. It may be forked, pickled, and read by several threads.
 
-    Args:
-        kept: what was decoded, of all files of a reader.
-        files: reads parts of them.
+    What was decoded is kept, of all files of a reader.
     """
 
     kind: str
