@@ -49,11 +49,9 @@ class SpanSource(Protocol):
 
 
 class Recorder:
-    """The spans of this process, from `start` to `stop`; any thread adds to them.
+    """The spans of this process, at most so many, from `start` to `stop`; any thread adds to them.
 
-    Args:
-        most: spans that are kept.
-        mark: marks the present place in the work of a device, for spans of what the host only enqueues there.
+    `mark` marks the present place in the work of a device, for spans of what the host only enqueues there.
     """
 
     def __init__(self, most: int = MOST_SPANS, mark: Callable[[], object] | None = None) -> None:

@@ -54,7 +54,12 @@ class CopyPaste(WithPartners):
         rows = np.flatnonzero(self.needs_partners(draws))
         images = [*images_and_objects(batch, self.field, self)]
         if "masks" not in batch:
-            raise _no_masks(batch)
+            raise InputError(
+                "CopyPaste finds no masks along which objects could be cut out.",
+                given=describe_field(batch, "masks"),
+                expected='masks of objects in the field "masks"',
+                hint="read them, too (of a recipe: data.masks=true); for data without masks there are Mosaic and MixUp",
+            )
         if not len(rows):
             return batch
         self.check_partners(partners)
@@ -204,12 +209,3 @@ def _spans(mask: Bools) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return the first row with a true pixel and the one after the last, and the columns likewise."""
     rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
     return (int(rows[0]), int(rows[-1]) + 1), (int(columns[0]), int(columns[-1]) + 1)
-
-
-def _no_masks(batch: Fields) -> InputError:
-    return InputError(
-        "CopyPaste finds no masks along which objects could be cut out.",
-        given=describe_field(batch, "masks"),
-        expected='masks of objects in the field "masks"',
-        hint="read them, too (of a recipe: data.masks=true); for data without masks there are Mosaic and MixUp",
-    )

@@ -136,10 +136,8 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | No
 def status_lines(statuses: Sequence[RunStatus], width: int | None, height: int | None = None) -> list[str]:
     """Return the table of runs, those at work first, and what is wrong with each below it.
 
-    Args:
-        statuses: of the runs.
-        width: of the terminal, in columns; None breaks no line.
-        height: lines of the screen; where they are more, those that are not at work become a line. None: all are shown.
+    The width is that of the terminal, in columns; None breaks no line. Where there are more lines than the height,
+    those that are not at work become a line; None shows all.
     """
     ordered = sorted(statuses, key=lambda status: status.state != "running")
     notes = [f"{one_line(status.run)}: {one_line(note)}" for status in ordered for note in status.notes]

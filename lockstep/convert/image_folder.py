@@ -182,13 +182,10 @@ def image_sets(folder: Path, labels: Path | None = None) -> dict[str, list[Label
 def split_images(
     folder: Path, labels: Path | None = None, *, share: float | None = None, per_class: int | None = None
 ) -> dict[str, list[LabelledImage]]:
-    """List the images of a folder, some of each class drawn for validation; both sets are shuffled.
+    """List the images of a folder of classes, some of each class drawn for validation; both sets are shuffled.
 
-    Args:
-        folder: holds a folder for each class.
-        labels: as in `image_sets`.
-        share: the share of each class that validates, below 1, rounded, but one image at least; 0: all images train.
-        per_class: the number of images of each class that validate, in place of a share.
+    Labels are as in `image_sets`. `share` of each class validates, below 1, rounded, but one image at least; 0: all
+    images train. `per_class` is the number of images of each class that validate, in place of a share.
     """
     if per_class is None:
         check_value("share", share, Fraction)

@@ -31,12 +31,9 @@ class DetectedImage(NamedTuple):
 
 
 class KeptDetections:
-    """A metric that computes nothing: the chief's keeps the detections of all workers.
+    """A metric that computes nothing: the chief's keeps the detections of all workers, of the first `most` images.
 
     What travels is as small as a file of it: masks are runs already.
-
-    Args:
-        most: images that are kept, the first ones; None: all.
     """
 
     def __init__(self, most: int | None = None) -> None:

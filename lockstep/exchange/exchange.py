@@ -184,10 +184,8 @@ def is_exact(exchange: Exchange) -> bool:
 class Reducer:
     """The connections of a training step: one for the gradients, one for counts, made when needed.
 
-    Args:
-        worker: this one; all workers make the same calls.
-        num_leaves: leaves of the tree: towers, or workers that run all their towers at once.
-        own: which of the leaves are this worker's.
+    All workers make the same calls. Leaves of the tree are towers, or workers that run all their towers at once; some
+    are this worker's own.
     """
 
     def __init__(self, exchange: Exchange, worker: Worker, num_leaves: int, own: Sequence[int]) -> None:

@@ -151,7 +151,13 @@ class Rendezvous:
             self.attend(requests)
             now = time.monotonic()
             if now - began > START_SECONDS:
-                raise self._missing()
+                raise WorkerError(
+                    "Not all hosts of the run have come.",
+                    given=f"after {START_SECONDS:.0f} s {self._who_has_come()}",
+                    expected=f"{self._seat.num_hosts} hosts",
+                    hint=f"start the same command on each host, with --chief {self._seat.chief}:{self._seat.port}, the "
+                    f"same {KEY} and its own --host-rank; a firewall may keep them from this port",
+                )
             if now - logged > _LOG_SECONDS:
                 logged = now
                 log.info("%s; %.0f s of %.0f", self._who_has_come(), now - began, START_SECONDS)
@@ -274,15 +280,6 @@ class Rendezvous:
         missing = [f"host {index}" for index in range(1, self._seat.num_hosts) if index not in self.hosts]
         come = ["host 0", *(f"host {index} ({host.name})" for index, host in sorted(self.hosts.items()))]
         return f"waiting for {' and '.join(missing)}; {' and '.join(come)} {'are' if self.hosts else 'is'} here"
-
-    def _missing(self) -> WorkerError:
-        return WorkerError(
-            "Not all hosts of the run have come.",
-            given=f"after {START_SECONDS:.0f} s {self._who_has_come()}",
-            expected=f"{self._seat.num_hosts} hosts",
-            hint=f"start the same command on each host, with --chief {self._seat.chief}:{self._seat.port}, the same "
-            f"{KEY} and its own --host-rank; a firewall may keep them from this port",
-        )
 
 
 def turn_away(seat: Seat, key: bytes, why: str) -> None:

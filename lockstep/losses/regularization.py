@@ -123,10 +123,8 @@ class BoundRegularizer:
     def add_gradients(self, gradients: Sequence[Tensor | None], *, owned: bool = False) -> list[Tensor | None]:
         """Add the penalty's gradients to those given, in a new list; tensors are changed in place only if owned.
 
-        Args:
-            gradients: dense, in the order of the parameters. Where one is None, the penalty's own takes its place, as
-                in TensorFlow, where the penalty is part of the loss that is differentiated.
-            owned: nobody else holds them.
+        They are dense, in the order of the parameters. Where one is None, the penalty's own takes its place, as in
+        TensorFlow, where the penalty is part of the loss that is differentiated.
         """
         with torch.no_grad():
             added = list(gradients)

@@ -134,10 +134,8 @@ class Conv2dNormActivation(nn.Sequential):
 class InvertedResidual(nn.Module):
     """A convolution of 1x1 to more channels, a depthwise one, and one of 1x1 to few, to which what came in is added.
 
-    Args:
-        name: what the parameters call the layers: "conv" in torchvision's MobileNetV2, "block" in its MobileNetV3.
-        layers: of which the first one expands; there is none for that where it would change no number of channels.
-        is_residual: add what came in, where size and channels stay.
+    That is only where size and channels stay. There is no layer that expands where it would change no number of
+    channels. The parameters call the layers "conv" in torchvision's MobileNetV2, "block" in its MobileNetV3.
     """
 
     def __init__(self, name: Literal["conv", "block"], layers: Sequence[nn.Module], *, is_residual: bool) -> None:

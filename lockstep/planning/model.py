@@ -326,7 +326,12 @@ def _exchanged(costs: RunCosts, recipe: Recipe, seating: Seating, *, slowed: flo
     if seating.num_hosts > 1 and costs.network:
         link = costs.network
     if link is None:
-        raise _not_measured(costs)
+        raise InputError(
+            "What the exchange would take was not measured: that takes two workers on this machine.",
+            given=f"{costs.num_probed} worker{'' if costs.num_probed == 1 else 's'}, and no network",
+            expected="the latency and the bandwidth of the network",
+            hint="give both, in milliseconds and Gbit/s: --latency 0.05 --bandwidth 25",
+        )
     link = link.crowded(waiting)
     num_bytes, num_workers, rows = costs.gradient_bytes, seating.num_workers, seating.num_rows / seating.num_workers
     if way == "shared memory":
@@ -340,15 +345,6 @@ def _exchanged(costs: RunCosts, recipe: Recipe, seating: Seating, *, slowed: flo
     exposed = exposed_seconds(costs.buckets, link, num_workers, slowed)
     sent = 2 * (num_workers - 1) / num_workers
     return _Sent(way, seconds, exposed, sent * num_bytes * link.cpu_seconds_per_byte, num_bytes)
-
-
-def _not_measured(costs: RunCosts) -> InputError:
-    return InputError(
-        "What the exchange would take was not measured: that takes two workers on this machine.",
-        given=f"{costs.num_probed} worker{'' if costs.num_probed == 1 else 's'}, and no network",
-        expected="the latency and the bandwidth of the network",
-        hint="give both, in milliseconds and Gbit/s: --latency 0.05 --bandwidth 25",
-    )
 
 
 def ring_seconds(link: Link, num_workers: int, num_bytes: int) -> float:

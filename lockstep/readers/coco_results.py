@@ -68,9 +68,7 @@ class ImageResults(NamedTuple):
 class CocoResults:
     """The content of a file of results: detections by the id of their image.
 
-    Args:
-        image_ids: of all images with detections.
-        entries: all detections, in the order of the file; each has the place of its image's id.
+    All of them are in the order of the file; each has the place of its image's id.
     """
 
     def __init__(self, path: Path, image_ids: list[str], entries: Column) -> None:

@@ -85,11 +85,9 @@ class Concatenated:
 
 @tells_options
 class Subset(ReaderWrapper):
-    """Some examples of a reader, in the order of the given indices.
+    """Some examples of a reader, with their names, in the order of the given indices.
 
-    Args:
-        reader: the source of the examples, which keep their names.
-        indices: each of 0 to len(reader) - 1 at most once; or a slice, as of a list.
+    These are each of 0 to len(reader) - 1 at most once; or a slice, as of a list.
     """
 
     def __init__(self, reader: Reader, indices: Sequence[int] | npt.NDArray[Any] | Tensor | slice) -> None:

@@ -72,7 +72,7 @@ class TfdsRecords(ReaderWrapper):
                 expected="tfds:NAME/VERSION/SPLIT, or the folder of a version",
                 hint="check the path, or read its files by `open_source`",
             )
-        features = _features(split)
+        features = _fields_of(read_json(split.folder / FEATURES))
         image = _only(split, features, _IMAGE)
         _check_pixels(split.folder, image, features[image])
         labels = [name for name, feature in features.items() if _kind(feature) == _LABEL]
@@ -198,10 +198,6 @@ class TfdsObjects:
         if len(values) != count:
             raise example.unusable(f"{self.objects}/{name}", f"{count} values of int64, one for each box")
         return torch.from_numpy(np.array(values))
-
-
-def _features(split: NamedSplit) -> dict[str, Any]:
-    return _fields_of(read_json(split.folder / FEATURES))
 
 
 def _fields_of(feature: Any) -> dict[str, Any]:

@@ -143,11 +143,9 @@ class _KeptHere:
 
 
 class TableFile:
-    """One file's table. It may be forked, pickled, and read by several threads.
+    """One file's table, read by parts. It may be forked, pickled, and read by several threads.
 
-    Args:
-        kept: what was decoded, of all files of a reader.
-        files: reads parts of them.
+    What was decoded is kept, of all files of a reader.
     """
 
     kind: str
@@ -480,19 +478,16 @@ class ArrowTable(TableFile):
             with self._mapped() as source:
                 heads = (_head(message) for message in ipc.MessageReader.open_stream(source))
                 if any(head.is_compressed for head in heads if head):
-                    raise self._compressed_stream()
+                    raise DataError(
+                        f"{self.path} is a stream of Arrow's that is compressed.",
+                        given="record batches that would be decompressed and held in memory, all of them",
+                        expected="a stream without compression, which is mapped; or a file of Arrow's IPC format",
+                        hint="write it again without compression, as Hugging Face's datasets do, or to_parquet",
+                    )
             with self._mapped() as source, ipc.open_stream(source) as stream:
                 self._schema = stream.schema
                 self._batches = list(stream)
         return self._batches
-
-    def _compressed_stream(self) -> DataError:
-        return DataError(
-            f"{self.path} is a stream of Arrow's that is compressed.",
-            given="record batches that would be decompressed and held in memory, all of them",
-            expected="a stream without compression, which is mapped; or a file of Arrow's IPC format",
-            hint="write it again without compression, as Hugging Face's datasets do, or to_parquet",
-        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_batches": None, "_map": None}

@@ -184,7 +184,13 @@ def facts_of_run(record: RunRecord, name: str, num_refused: int) -> RunFacts:
     `num_refused` are the lines of its metrics that tell of an attempt that was not finite.
     """
     values = _json_of(record.path / CHECKPOINTS / step_name(max(record.checkpoints, default=0)) / VALUES)
-    course = _course(record, num_refused)
+    course = CourseFacts(
+        segments=tuple(_segments(record)),
+        num_refused=max(num_refused, len(record.refused)),
+        refused=tuple(record.refused),
+        bad_examples=tuple(record.bad_examples),
+        arrivals=part(record.last_attempt or {}, "arrivals"),
+    )
     scores = _scores(record)
     overview = _overview(record, course, values)
     return RunFacts(
@@ -248,16 +254,6 @@ def _overview(record: RunRecord, course: CourseFacts, values: Mapping[str, Any])
         if seconds
         else as_number(part(result, "times").get("examples_per_second")),
         wait_share=waited / seconds if seconds else None,
-    )
-
-
-def _course(record: RunRecord, num_refused: int) -> CourseFacts:
-    return CourseFacts(
-        segments=tuple(_segments(record)),
-        num_refused=max(num_refused, len(record.refused)),
-        refused=tuple(record.refused),
-        bad_examples=tuple(record.bad_examples),
-        arrivals=part(record.last_attempt or {}, "arrivals"),
     )
 
 

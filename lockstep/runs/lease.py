@@ -152,12 +152,10 @@ class Lease:
 
 
 def take(folder: AnyPath, *, known_dead: Owner | None = None, owner: Owner | None = None) -> Lease:
-    """Take the lease of an existing folder, or of one on a bucket.
+    """Take the lease of an existing folder, or of one on a bucket, that a dead process may hold, or one has given up.
 
-    Args:
-        folder: which may be held by a dead process, or have been given up.
-        known_dead: an owner that is known to be dead, though perhaps not to this system.
-        owner: this process, as it has taken another folder of the same run.
+    `known_dead` is an owner that is known to be dead, though perhaps not to this system; `owner` this process, as it
+    has taken another folder of the same run.
 
     Raises:
         WorkdirError: a process that is alive holds it.

@@ -53,11 +53,8 @@ Blocks = dict[int, bytes | None]
 class CachedRanges:
     """Reads ranges of objects as `fetch_ranges` does, each block once for as long as it is in the cache.
 
-    It may be forked and pickled, and used by several threads. The cache is opened, or made, by the first read.
-
-    Args:
-        folder: of the cache; None: nothing is kept.
-        cache_gb: its size in 10**9 bytes, see `open_block_cache`.
+    It may be forked and pickled, and used by several threads. The cache is opened, or made, by the first read: see
+    `open_block_cache` for its size, in 10**9 bytes. Without a folder nothing is kept.
     """
 
     def __init__(self, folder: Path | None, cache_gb: float | None = None) -> None:

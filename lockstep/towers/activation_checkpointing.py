@@ -21,11 +21,9 @@ from lockstep.towers.statistics import changeable_buffers, restored
 class ActivationCheckpointing:
     """A context in which the chosen modules keep their inputs alone; it may be entered again.
 
-    Torch's generators are set back for the second pass, and buffers, such as running statistics, keep what the first
-    one gave them. A module inside of a chosen one is part of it.
-
-    Args:
-        patterns: exact names of modules, or regular expressions that are searched for in the names.
+    Modules are chosen by exact names, or by regular expressions that are searched for in the names. Torch's generators
+    are set back for the second pass, and buffers, such as running statistics, keep what the first one gave them. A
+    module inside of a chosen one is part of it.
 
     Raises:
         InputError: a pattern matches no module.

@@ -53,7 +53,15 @@ class Course:
         if self._until is None or not self.is_at_end(now):
             return False
         if not now.position:
-            raise _no_batch_fits(self._until, self._loader)
+            raise InputError(
+                "The run would end before its first step: no full batch fits.",
+                given=f"an end after {self._until}, batches of {self._loader.batch_size}, {self._loader.epoch_size} "
+                "examples in an epoch",
+                expected="an end that one batch reaches",
+                hint="raise the end, or lower the batch size"
+                if self._loader.epoch_size
+                else "give the loader an epoch_size, or an end in steps: its stream has no epochs",
+            )
         if self.worker.is_chief:
             end = self._until
             log.info("nothing to do: the run is at step %d (epoch %.2f), its end is %s", now.step, now.epochs, end)
@@ -86,14 +94,3 @@ class Course:
     def _is_past_the_end(self, position: int) -> bool:
         # Asked for the next batch, which is not where the last one ended if some in between are skipped.
         return self.is_at_end(self.now._replace(position=position))
-
-
-def _no_batch_fits(until: End, loader: Loader) -> InputError:
-    return InputError(
-        "The run would end before its first step: no full batch fits.",
-        given=f"an end after {until}, batches of {loader.batch_size}, {loader.epoch_size} examples in an epoch",
-        expected="an end that one batch reaches",
-        hint="raise the end, or lower the batch size"
-        if loader.epoch_size
-        else "give the loader an epoch_size, or an end in steps: its stream has no epochs",
-    )

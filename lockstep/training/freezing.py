@@ -89,13 +89,9 @@ def matches(
 ) -> list[str]:
     """Describe what each pattern matched, a line each, after a line for trained and one for frozen parameters.
 
-    No line where there is no pattern and no penalty: then there is nothing that could have missed.
-
-    Args:
-        parameters: those that are trained.
-        frozen: the names of those that were frozen by pattern.
-        of_optimizer: what the optimizer's own patterns have matched.
-        values: penalties and transforms; patterns are the keys of their mappings, and fields called `pattern`.
+    No line where there is no pattern and no penalty: then there is nothing that could have missed. `frozen` are those
+    frozen by pattern, `of_optimizer` is what the optimizer's own patterns have matched, and `values` are penalties and
+    transforms: patterns are the keys of their mappings, and fields called `pattern`.
     """
     matched = list(chain(of_optimizer, *(_matched(value, parameters) for value in values)))
     if not frozen and not matched:

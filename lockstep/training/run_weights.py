@@ -114,11 +114,9 @@ def _opened(folder: Path, entry: FileEntry) -> SafetensorsFile:
 def open_weights(path: str | Path, *, slots: bool = False, newest: int | None = None) -> WeightSource:
     """The weights at a path, whatever wrote them.
 
-    Args:
-        path: a checkpoint of a run; a run's workdir, for its newest checkpoint that is intact, or `WORKDIR@STEP`; or
-            what `lockstep.weights.open.open_weights_file` opens.
-        slots: list the slots of our own optimizers too.
-        newest: the step whose checkpoint is taken for a workdir's newest, where that has been found out already.
+    It is a checkpoint of a run; a run's workdir, for its newest checkpoint that is intact, or `WORKDIR@STEP`; or what
+    `lockstep.weights.open.open_weights_file` opens. With `slots` those of our own optimizers are listed too. `newest`
+    is the step of a workdir's newest, where that has been found out already.
 
     Raises:
         CheckpointError: there are no weights that are known, or they are damaged.

@@ -118,8 +118,7 @@ def bind(state: TrainState, towers: Towers | None = None, exchange: Exchange | N
 class Step:
     """What the steps of a state have in common, whoever makes the update: the towers of this worker, and the report.
 
-    Args:
-        before: the step of the group that this worker's group has taken the place of.
+    `before` is the step of the group that this worker's group has taken the place of.
     """
 
     def __init__(

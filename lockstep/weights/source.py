@@ -77,11 +77,7 @@ _HINT = 'give a dict such as {"conv1.weight": tensor}'
 
 
 class MemorySource:
-    """Tensors and NumPy arrays by name; they are not copied until they are read.
-
-    Args:
-        values: dense ones; the mapping is copied, the values are not.
-    """
+    """Dense tensors and NumPy arrays by name; they are not copied until they are read, but the mapping is."""
 
     kind = "values in memory"
 
