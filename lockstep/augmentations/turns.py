@@ -125,7 +125,9 @@ def turned_rows(
     """Turn the images of some rows, shape (batch,), and the objects on them; see `move_objects` for the keypoints."""
     images = images_of(batch, field, wanted_by)
     if turn.mirrors and "keypoints" in object_fields(batch):
-        _check_keypoint_order(keypoint_order, batch, wanted_by)
+        keypoints = batch["keypoints"]
+        count = (keypoints.values if isinstance(keypoints, Ragged) else keypoints[0]).shape[-2]
+        check_keypoint_order(keypoint_order, count, wanted_by)
     moves = (
         move(sides, turn=turn if is_turned else AS_IT_IS)
         for sides, is_turned in zip(sides_of(images).tolist(), rows, strict=True)
@@ -141,10 +143,8 @@ def turned_rows(
     return {**move_objects(batch, moves, keypoint_order=keypoint_order), field: turned}
 
 
-def _check_keypoint_order(order: Sequence[int], batch: Fields, wanted_by: object) -> None:
-    """Refuse to mirror keypoints without knowing which are left and which are right."""
-    keypoints = batch["keypoints"]
-    count = (keypoints.values if isinstance(keypoints, Ragged) else keypoints[0]).shape[-2]
+def check_keypoint_order(order: Sequence[int], count: int, wanted_by: object) -> None:
+    """Refuse to mirror so many keypoints without knowing which are left and which are right."""
     if sorted(order) != [*range(count)]:
         name = type(wanted_by).__name__
         raise InputError(

@@ -144,10 +144,11 @@ class _Scoring:
 
     def _build(self, recipe: Recipe) -> None:
         """Build the model and open the examples of a stage: stages differ in averages and in the size of images."""
-        self._recipe, self._examples = recipe, Examples(recipe)
+        known = KnownData.of(Workdir(self._run.path)).class_names
+        self._recipe, self._examples = recipe, Examples(recipe, class_names=known)
         self._held = self._examples.held_out(self._run.split)
         names = class_names(self._examples.reader(self._run.split))
-        self._class_names = KnownData.of(Workdir(self._run.path)).class_names or names
+        self._class_names = known or names
         check_same_classes(self._run.split, names, self._class_names)
         self._state = build_state(recipe, self._worker)
         files = {name: getattr(self._arguments, name) for name in (CONFUSION, "curves", MISTAKES)}

@@ -107,7 +107,7 @@ class BoxedImages(AnnotatedImages):
         outlines = joined_outlines([each.outline for each in found]) if masks else None
         packed = b"".join(each.keypoints for each in found)
         points = np.frombuffer(packed).reshape(len(found), num_keypoints, 3) if num_keypoints else None
-        objects, scored, self.views = _tables(images, label_map, difficult, source, outlines, points)
+        objects, scored, self.views = _tables(images, found, label_map, difficult, source, outlines, points)
         """The views, by their number in the column "view"."""
         flagged = ("difficult", "truncated") if flags else ()
         pointed = ("keypoints", "keypoint_visibility") if num_keypoints else ()
@@ -130,17 +130,17 @@ def warn_of_others(folder: AnyPath, there: Iterable[str], named: Iterable[str]) 
 
 def _tables(
     images: Sequence[BoxedImage],
+    objects: list[BoxedObject],
     label_map: LabelMap,
     difficult: bool,
     source: str,
     outlines: Outlines | None,
     keypoints: Float64s | None,
 ) -> tuple[ObjectTable, ObjectTable, list[str]]:
-    """Tabulate the objects to train on, and all objects, which detections are scored against.
+    """Tabulate the objects to train on, and all objects of the images, which detections are scored against.
 
     Also return the views, by their number in the column "view".
     """
-    objects = [found for image in images for found in image.objects]
     owners = np.repeat(np.arange(len(images)), [len(image.objects) for image in images])
     sizes = np.array([(image.height, image.width) for image in images], np.int64)[owners]
     corners = np.array([found.box for found in objects], np.float64).reshape(-1, 4)

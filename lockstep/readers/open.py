@@ -19,7 +19,7 @@ from lockstep.readers.coco import Coco
 from lockstep.readers.image_folder import ImageFolder
 from lockstep.readers.image_records import ImageRecords, Schema
 from lockstep.readers.image_tables import DetectionTable, ImageTable
-from lockstep.readers.label_map import LabelMap, UnknownClassError
+from lockstep.readers.label_map import Label, LabelMap, UnknownClassError
 from lockstep.readers.mnist import mnist_records
 from lockstep.readers.paths import (
     ANNOTATED,
@@ -158,7 +158,7 @@ def open_detection(
     cache: Cache = None,
     image_column: str | None = None,
     objects_column: str | None = None,
-    classes_of: str | Path | None = None,
+    classes_of: str | Path | Mapping[int, str] | None = None,
 ) -> Reader:
     """Open images with objects on them, with the fields that are asked for, by one of the readers of `open_source`.
 
@@ -181,7 +181,8 @@ def open_detection(
         objects_column: of a table, the column of objects; likewise.
         classes_of: the examples to train on. Their names number the classes of XML and of tables of CSV, where there is
             no label map, so that other sets may lack some; by default they are in the folder "train" beside one that is
-            named like another set, or else those at the path itself.
+            named like another set, or else those at the path itself. Or the names of the classes by their labels, as a
+            run knows them.
 
     Raises:
         DataError: the data cannot be used; an object is of a class that the examples to train on lack.
@@ -256,28 +257,33 @@ def _boxed(
     split: str | None,
     asked: Mapping[str, Any],
     year: int | None = None,
-    classes_of: str | Path | None = None,
+    classes_of: str | Path | Mapping[int, str] | None = None,
 ) -> Reader:
     """Open XML or a table of CSV; by the list of a split where there are any, without a split "train".
 
     Where no split is asked for and none is to train on, all of it is read.
     """
-    trained = None if asked.get("label_map") else _to_train_on(found, classes_of, year)
-    if trained:
-        asked = {**asked, "label_map": LabelMap.alphabetical(_classes_in(trained, year))}
+    named, lacking = asked.get("label_map"), ""
+    if isinstance(classes_of, Mapping):
+        if named is None:
+            named, lacking = LabelMap(tuple(Label(*each) for each in classes_of.items())), "the run does not know"
+    elif named is None and (trained := _to_train_on(found, classes_of, year)):
+        named = LabelMap.alphabetical(_classes_in(trained, year))
+        lacking = f"none in {trained.place}, to train on, is of"
+    asked = {**asked, "label_map": named}
     try:
         if found.kind == "table":
             return BoxTable(found.place, **asked)
         lists = folder_of_year(found.place, year) / "ImageSets" / "Main"
-        named = (lists / "train.txt").is_file() if split is None else lists.is_dir()
-        return Voc(found.place, (split or "train") if named else None, year=year, **asked)
+        is_listed = (lists / "train.txt").is_file() if split is None else lists.is_dir()
+        return Voc(found.place, (split or "train") if is_listed else None, year=year, **asked)
     except UnknownClassError as error:
-        if trained is None:
+        if named is None or not lacking:
             raise
         raise DataError(
-            f"Objects in {found.place} are of a class that none in {trained.place}, to train on, is of.",
+            f"Objects in {found.place} are of a class that {lacking}.",
             given=error.given,
-            expected=f"the classes to train on: {shorten([*asked['label_map'].ids])}",
+            expected=f"the classes to train on: {shorten([*named.ids])}",
             hint="put images with objects of it among those to train on, or take its objects out; or set "
             "data.label_map to a label map with all classes",
         ) from error

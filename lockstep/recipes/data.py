@@ -504,8 +504,10 @@ class DetectionData(PathData, Checked):
             raise one_size(self, field, image_size)
         return replace(self, resizer=replace(self.resizer, height=image_size, width=image_size))
 
-    def reader(self, split: str, num_classes: int, *, to_train: bool = False) -> Reader:
-        """Open the examples of a split; with what they are scored against, unless it is to train on them."""
+    def reader(
+        self, split: str, num_classes: int, *, to_train: bool = False, class_names: Mapping[int, str] | None = None
+    ) -> Reader:
+        """Open a split, with what it is scored against unless `to_train`; a run that has begun has `class_names`."""
         from lockstep.readers.coco import Coco
         from lockstep.readers.image_tables import DetectionTable
         from lockstep.readers.open import open_detection
@@ -528,7 +530,7 @@ class DetectionData(PathData, Checked):
             cache=self.limited_cache,
             image_column=self.image_column,
             objects_column=self.objects_column,
-            classes_of=self.path_of(self.split),
+            classes_of=class_names if class_names and not self.labels_offset else self.path_of(self.split),
         )
         is_numbered = (
             isinstance(source, Coco | DetectionTable | TfdsRecords | Yolo) and self.labels_offset == _ZERO_BASED

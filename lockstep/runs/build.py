@@ -19,7 +19,7 @@ from lockstep.models.quantization import quantize, quantizer_of
 from lockstep.models.torchvision_models import size_taken
 from lockstep.readers.combine import Subset
 from lockstep.readers.reader import Reader
-from lockstep.recipes.data import MnistData
+from lockstep.recipes.data import DetectionData, MnistData
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.tasks import Detection, Task, network_input
 from lockstep.runs.inputs import check_best, check_same_classes
@@ -40,11 +40,19 @@ class Examples:
     """The examples of a run by split, and their loaders; each source is opened once.
 
     `given` asks the function of a recipe that has one in place of paths, in place of `recipe.data.given`. What `opened`
-    has open, whose recipe has the same data, is not opened again.
+    has open, whose recipe has the same data, is not opened again. `class_names` by their labels are what a run that has
+    begun knows, whose data may be gone.
     """
 
-    def __init__(self, recipe: Recipe, given: ReaderFunction | None = None, *, opened: Examples | None = None) -> None:
-        self._recipe = recipe
+    def __init__(
+        self,
+        recipe: Recipe,
+        given: ReaderFunction | None = None,
+        *,
+        opened: Examples | None = None,
+        class_names: Mapping[int, str] | None = None,
+    ) -> None:
+        self._recipe, self._class_names = recipe, class_names
         self._given: ReaderFunction | None = opened._given if opened else given or given_once(recipe)
         self._readers: dict[tuple[str, bool], Reader] = opened._readers if opened else {}
         self._told: set[str] = set()
@@ -106,7 +114,8 @@ class Examples:
         data: Any = self._recipe.data
         num_classes = self._recipe.num_classes
         if self._given is None:
-            reader: Reader = data.reader(split, num_classes, to_train=to_train)
+            known = {"class_names": self._class_names} if isinstance(data, DetectionData) else {}
+            reader: Reader = data.reader(split, num_classes, to_train=to_train, **known)
             return reader
         if (given := self._given(split)) is None:
             raise DataError(

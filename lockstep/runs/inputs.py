@@ -11,6 +11,7 @@ from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
+from lockstep.augmentations.turns import check_keypoint_order
 from lockstep.checks import check_one_of, check_together
 from lockstep.detection.tf_supported import check_supported
 from lockstep.detection.values import Detector, RtDetr, TorchvisionDetector
@@ -58,7 +59,7 @@ def check_inputs(
     checks: list[Callable[[], object]] = [partial(_check_library, recipe), partial(_check_task, recipe)]
     is_begun = path is not None and Workdir(path).holds_run
     found = located(recipe, path) if is_begun else recipe
-    checks += [partial(_check_code, recipe), partial(_check_traced, recipe)]
+    checks += [partial(_check_code, recipe), partial(_check_traced, recipe), partial(_check_keypoint_orders, recipe)]
     checks += [found.data.check_complete, partial(_check_class_folders, found)]
     if recipe.data.function is None:  # one of the user's own says later what there is
         has_validation = "validation" in recipe.data.splits
@@ -238,6 +239,16 @@ def _check_first_weights(recipe: Recipe) -> None:
             expected="a run, a TensorFlow checkpoint, or a file of safetensors or torch",
             hint=hint_for_path(path),
         )
+
+
+def _check_keypoint_orders(recipe: Recipe) -> None:
+    """Refuse to mirror images with keypoints without an order of all of these."""
+    if not isinstance(recipe.data, DetectionData) or not recipe.data.num_keypoints:
+        return
+    for augment in recipe.data.augment:
+        order = getattr(augment, "keypoint_flip_permutation", None)
+        if order is not None:
+            check_keypoint_order(order, recipe.data.num_keypoints, augment)
 
 
 def _check_fork(fork_from: str | None) -> None:

@@ -130,7 +130,8 @@ def check_compatible(wanted: Mapping[str, Mapping[str, Tensor]], saved: Mapping[
             "The checkpoint does not fit this model and optimizer.",
             given=shorten(problems, 10, separator="; "),
             expected="the same names, shapes and dtypes",
-            hint="resume with the model, optimizer and average of the run, or train in another workdir",
+            hint="go on with the model, optimizer, average and quantization of the run; or begin another run, with its "
+            "weights alone: --set warm_start.path=RUN, and no --fork-from",
         )
 
 

@@ -6,19 +6,27 @@ import csv
 import json
 import logging
 import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from annotation_formats import labelimg, pascal
 from PIL import Image
+from saved_runs import saved
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tiny_detector import save_detector_run
+from tiny_detector import save_detector_run, tiny_recipe
 
 import lockstep as ls
+from lockstep.augmentations.resizers import FixedShapeResizer
 from lockstep.cli import evaluate as cli_evaluate
 from lockstep.cli.main import main
 from lockstep.metrics.detection_errors import KINDS
+from lockstep.readers.boxed_images import BoxedImage, BoxedObject
 from lockstep.readers.coco_results import read_coco_results
+from lockstep.recipes.data import DetectionData
+from lockstep.runs.workdir import KnownData, Workdir
 from lockstep.workers.rank import leave
 
 MAP = "PascalBoxes_Precision/mAP@0.5IOU"
@@ -122,3 +130,23 @@ def test_averaged_weights_find_something_else() -> None:
     for weights in ("raw", "average"):
         evaluate(f"--{weights}", "--set", f"evaluate.detection.export_path={weights}.json")
     assert Path("raw.json").read_text() != Path("average.json").read_text()
+
+
+def test_a_set_that_lacks_a_class_is_scored_where_the_training_data_is_gone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """XML says classes by name, and that which is missing would come first: the run knows its numbers."""
+    recipe = replace(tiny_recipe(Path("gone")), data=DetectionData(train="gone", resizer=FixedShapeResizer(32, 48)))
+    saved(Path("other"), recipe)
+    KnownData(tmp_path, {1: "blue", 2: "green"}).write(Workdir(Path("other")))
+    shutil.copytree("images", "copies")
+    image = BoxedImage("1.png", 51, 44, (BoxedObject("green", (2.0, 2.0, 12.0, 12.0)),))
+    labelimg([image], Path("copies"), Path("set"))
+    leave()
+    assert cli_evaluate.evaluate_as_worker(["evaluate", "other", "--data", "set", "--split=validation", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["by_class"]["classes"]
+    assert [(row["name"], row["objects"]) for row in rows] == [("blue", 0), ("green", 1)]
+    pascal([image._replace(objects=(BoxedObject("pink", (2.0, 2.0, 12.0, 12.0)),))], Path("copies"), Path("third"))
+    leave()
+    with pytest.raises(ls.DataError, match=r"(?s)a class that the run does not know.*pink.*blue, green"):
+        cli_evaluate.evaluate_as_worker(["evaluate", "other", "--data", "third", "--split=validation"])

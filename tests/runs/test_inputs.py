@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tiny_detector import tiny_recipe
 
 import lockstep as ls
+from lockstep.augmentations.turns import HorizontalFlip
 from lockstep.errors import InputErrors
 from lockstep.models import torchvision_models
 from lockstep.recipes.code import Function
@@ -183,3 +186,14 @@ def test_a_classifier_takes_no_part_of_a_detectors_weights(recipe: Callable[...,
     given = recipe(f"warm_start.path={tmp_path}/net.pt", "warm_start.takes=features")
     assert "Only a detector takes a part of the weights." in refused(given)
     check_inputs(recipe(f"warm_start.path={tmp_path}/net.pt"), None)
+
+
+@pytest.mark.parametrize("given", [(), (1, 0), (0, 0, 1)])
+def test_a_wrong_order_of_mirrored_keypoints_is_told_before_anything_is_read(tmp_path: Path, given: Any) -> None:
+    recipe = tiny_recipe(tmp_path)
+    flip = HorizontalFlip(keypoint_flip_permutation=given)
+    keypoints = replace(recipe, data=replace(recipe.data, num_keypoints=3, augment=(flip,)))  # type: ignore[type-var]
+    said = refused(keypoints, tmp_path / "run")
+    assert f"keypoint_flip_permutation={given}, for 3 keypoints" in said
+    right = HorizontalFlip(keypoint_flip_permutation=(1, 0, 2))
+    check_inputs(replace(keypoints, data=replace(keypoints.data, augment=(right,))), tmp_path / "run")  # type: ignore[type-var]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import lockstep as ls
+from lockstep.training.saved_state import check_compatible
 
 
 class Scaled(nn.Module):
@@ -259,3 +260,9 @@ def test_what_no_checkpoint_holds_is_not_kept_beside(given: Any) -> None:
     with pytest.raises(ls.InputError, match="stateful") as wrong:
         state_with({"best": 1})
     assert wrong.value.expected == "an object with state_dict and load_state_dict"
+
+
+def test_what_does_not_fit_another_recipe_may_start_it_with_its_weights_alone() -> None:
+    ranges = {"quantization.steps": torch.zeros(())}
+    with pytest.raises(ls.CheckpointError, match=r"'quantization.steps' is missing(?s:.*)warm_start\.path=RUN"):
+        check_compatible({"buffers": ranges}, {"buffers": {}})
