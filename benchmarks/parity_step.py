@@ -55,6 +55,12 @@ def tiny_net() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
+def deep_net() -> nn.Module:
+    """A hundred small layers with batch norm."""
+    layers = [each for _ in range(100) for each in (nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Linear(64, 10))
+
+
 def tiny_batch(size: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(1)
     return {
@@ -126,11 +132,12 @@ def alone(rounds: int) -> None:
         report(f"{name}, alone / torch.optim", compare(steps, rounds, 6))
     torch.set_num_threads(1)
     data = tiny_batch(32)
-    steps = {
-        "ours": ours(seeded(tiny_net), data, False, everything=True),
-        "theirs": plain(seeded(tiny_net), data, False),
-    }
-    report("tiny, all on / bare torch.optim", compare(steps, rounds, 400))
+    for name, make, per_round in (("tiny", tiny_net, 400), ("100 layers with batch norm", deep_net, 20)):
+        steps = {
+            "ours": ours(seeded(make), data, False, everything=True),
+            "theirs": plain(seeded(make), data, False),
+        }
+        report(f"{name}, all on / bare torch.optim", compare(steps, rounds, per_round))
 
 
 def workers(rounds: int) -> None:
