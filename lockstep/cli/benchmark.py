@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 from lockstep.checks import Range, check_one_of, check_value
@@ -66,7 +67,9 @@ def _add_arguments(benchmark: argparse.ArgumentParser) -> None:
     benchmark.add_argument("--processes", type=int, metavar="N", help="loader processes (default: as in training)")
     benchmark.add_argument("--threads", type=int, default=0, metavar="N", help="loader threads in place of processes")
     benchmark.add_argument("--device", choices=["cpu"], help="leave the accelerators alone")
-    add_settings_argument(benchmark, "change a field of the recipe; for settings, a change to measure beside it")
+    add_settings_argument(
+        benchmark, "change a field of the recipe; for settings, a change to measure beside it, unless it is of `data`"
+    )
     add_json_argument(benchmark)
 
 
@@ -133,11 +136,18 @@ def _measure_batch_sizes(arguments: argparse.Namespace, recipe: Recipe, worker: 
 def _measure_settings(arguments: argparse.Namespace, recipe: Recipe, worker: Worker) -> None:
     from lockstep.cli.settings_benchmark import compare_settings
 
+    own = _settings_of_recipe(arguments)
+    measured = [setting for setting in arguments.settings if setting not in own]
     found = compare_settings(
-        recipe, lambda changed: _trained(changed, worker), worker.device, arguments.settings, arguments.seconds
+        recipe, lambda changed: _trained(changed, worker), worker.device, measured, arguments.seconds
     )
     facts = {"what": arguments.what, "device": str(worker.device), **found.as_json()}
-    write_found(arguments, facts, _comparison_as_text(arguments.what, found))
+    write_found(arguments, facts, _comparison_as_text(arguments.what, own, found))
+
+
+def _settings_of_recipe(arguments: argparse.Namespace) -> list[str]:
+    """The settings with which the recipe is measured; where others are measured beside it, those of its data."""
+    return [each for each in arguments.settings if arguments.part != "settings" or each.startswith("data.")]
 
 
 def _recipe(arguments: argparse.Namespace) -> Recipe:
@@ -160,9 +170,7 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
             expected="--augment for a path to data alone",
             hint="leave it out, or change data.augment in the recipe",
         )
-    recipe = find(arguments.what)
-    if arguments.part != "settings":
-        recipe = with_settings(recipe, arguments.settings)
+    recipe = with_settings(find(arguments.what), _settings_of_recipe(arguments))
     # The same few batches again and again may make the weights diverge, which is no reason to stop.
     recipe = replace(recipe, nonfinite="skip", nonfinite_budget=sys.maxsize, warm_start=None)
     if arguments.batch_size is not None:
@@ -312,7 +320,7 @@ def _sweep_as_text(what: str, sweep: Sweep) -> Iterator[str]:
     yield f"- To train with the largest: lockstep train {what} --set batch_size={sweep.sizes[-1].batch_size}"
 
 
-def _comparison_as_text(what: str, found: MeasuredSettings) -> Iterator[str]:
+def _comparison_as_text(what: str, own: Sequence[str], found: MeasuredSettings) -> Iterator[str]:
     yield f"{what}: {found.model}; {found.machine}"
     yield ""
     rows = [["", "ms a step", "of the recipe's", "half of the rounds"]]
@@ -326,7 +334,7 @@ def _comparison_as_text(what: str, found: MeasuredSettings) -> Iterator[str]:
     yield ""
     yield found.verdict
     if found.best:
-        settings = " ".join(f"--set {setting}" for setting in found.best.settings)
+        settings = " ".join(f"--set {quote(setting)}" for setting in (*own, *found.best.settings))
         yield "- Numbers are rounded otherwise then: it is another run, whose scores may be others."
         yield f"- To train so: lockstep train {what} {settings}"
 

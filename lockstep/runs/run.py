@@ -403,6 +403,8 @@ class Run:
                 with pulse.during(pulse.step, "save"):  # it may take as long
                     is_behind = workdir.taken_up(self._chief)
             self._held.enter_context(workdir.held(known_dead=self._chief))
+            if is_behind:
+                workdir.write_recipe(self._recipe)  # that of this start may not have been uploaded
             self._held.enter_context(self._files.saver)
             self._held.enter_context(self._files.loggers)
         if self._survives:

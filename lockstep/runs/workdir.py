@@ -115,9 +115,11 @@ class Workdir:
                 check_free(mirror.bucket)
 
     def write_recipe(self, recipe: Recipe) -> None:
-        """Save the recipe as it runs now; a file that says the same keeps its comments."""
+        """Save the recipe as it runs now, without the result of a start before; what says the same keeps comments."""
         if not self.holds_run or self.recipe() != recipe:
             self.write(RECIPE, to_toml(recipe))
+        with self._accessed():
+            (self.path / RESULT).unlink(missing_ok=True)
 
     def write_start(self, recipe: Recipe, choices: Choices, warm_start: WarmStartReport | None) -> None:
         """Write the recipe and the choices of a start, and remove the result of an earlier one."""
@@ -125,8 +127,6 @@ class Workdir:
         self.write(CHOICES, json.dumps(asdict(choices), indent=2) + "\n")
         if warm_start:
             self.write(WARM_START, json.dumps(warm_start.as_json(), indent=1) + "\n")
-        with self._accessed():
-            (self.path / RESULT).unlink(missing_ok=True)
 
     def write_result(self, result: Result) -> None:
         """Write the result of the run, into its chain first, if this process still holds the folder."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import accumulate, pairwise
+from collections.abc import Iterable
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,29 +33,32 @@ def hand_over(
 
     It goes through an exchange, by the transport that the run names, to which the others add zeros.
     """
-    files: list[bytes] = []
+    files: list[list[memoryview]] = []
     names: list[str] = []
     if own:
         names = list(own.tensors)
-        files = [encode_values({"step": own.step, "values": own.values})]
-        files += [b"".join(encode_tensors(members)) for members in own.tensors.values()]
-    gathered: list[Any] = worker.group.gather([names, [len(file) for file in files]])
+        files = [[memoryview(encode_values({"step": own.step, "values": own.values}))]]
+        files += [[*encode_tensors(members)] for members in own.tensors.values()]
+    gathered: list[Any] = worker.group.gather([names, [sum(map(len, file)) for file in files]])
     names, sizes = gathered[source]
-    stream = passed_on(b"".join(files), sum(sizes), worker, transport).numpy()
+    stream = passed_on(chain.from_iterable(files), sum(sizes), worker, transport).numpy()
     if own:
         return own
-    first, *others = (stream[start:end].tobytes() for start, end in pairwise(accumulate(sizes, initial=0)))
-    facts = decode_values(first)
-    tensors = {name: decode_tensors(file) for name, file in zip(names, others, strict=True)}
+    first, *others = pairwise(accumulate(sizes, initial=0))
+    facts = decode_values(stream[slice(*first)].tobytes())
+    tensors = {name: decode_tensors(stream[slice(*place)].tobytes()) for name, place in zip(names, others, strict=True)}
     return Checkpoint(facts["step"], Path(f"the memory of {worker.group.names[source]}"), tensors, facts["values"])
 
 
-def passed_on(own: bytes, num_bytes: int, worker: Worker, transport: TransportName | None) -> Tensor:
-    """Return the bytes of one worker on all of them, on the CPU; the others give none."""
-    size = min(PIECE_BYTES, num_bytes)
+def passed_on(
+    own: Iterable[bytes | memoryview], num_bytes: int, worker: Worker, transport: TransportName | None
+) -> Tensor:
+    """Return the bytes of one worker, which gives them in parts, on all of them, on the CPU; the others give none."""
+    size, end = min(PIECE_BYTES, num_bytes), 0
     stream = torch.zeros(-(-num_bytes // size) * size, dtype=torch.uint8)
-    if own:
-        stream[:num_bytes] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+    for part in own:  # joined, they would be in memory twice
+        start, end = end, end + len(part)
+        stream.numpy().data[start:end] = part
     connection = AllReduce(transport).connect(worker, worker.num_workers)
     for piece in torch.split(stream, size):
         sums = TreeSum()

@@ -234,7 +234,7 @@ class Replay:
     def _passed_on(self, own: bytes, num_bytes: int) -> bytes:
         if self._worker.num_workers == 1:
             return own
-        return bytes(passed_on(own, num_bytes, self._worker, self._transport)[:num_bytes].numpy())
+        return bytes(passed_on([own], num_bytes, self._worker, self._transport)[:num_bytes].numpy())
 
     def _result(self, given: Given, sent: _Sent) -> TowerResult:
         """Run the towers that were sent; what that raises is a result, too, as the others wait for it."""

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from lockstep.cli import benchmark
+from lockstep.cli import benchmark, settings_benchmark
 from lockstep.cli.main import main
 from lockstep.cli.settings_benchmark import Built, MeasuredChange, MeasuredSettings, compare_settings, usual_changes
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import find
+from lockstep.recipes.toml import to_toml
 from lockstep.runs.build import build
 from lockstep.workers.rank import join
 
@@ -57,22 +60,32 @@ def test_what_usually_matters_depends_on_the_model_and_the_device() -> None:
     assert not any("channels_last" in each for each in usual_changes(parts, torch.device("cpu"), num_threads=1))
 
 
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A recipe of one thread, measured by its CPU time, of which other processes take nothing away."""
+    monkeypatch.setattr(settings_benchmark, "time", SimpleNamespace(perf_counter=time.process_time))
+    path = tmp_path / "small.toml"
+    path.write_text(to_toml(replace(find("mnist"), num_threads=1)))
+    return str(path)
+
+
 def run(*words: str, code: int = 0) -> None:
     assert main(["benchmark", "settings", *words, "--device", "cpu"]) == code
 
 
-def test_a_recipe_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recipe_is_measured(small: str, capsys: pytest.CaptureFixture[str]) -> None:
     threads = torch.get_num_threads()
     # A batch of a quarter is faster on any machine.
-    run("mnist", "--seconds", "0.1", "--set", "batch_size=32")
+    run(small, "--seconds", "0.1", "--set", "batch_size=32", "--set", "data.scale=one")
     said, log = capsys.readouterr()
     lines = said.splitlines()
-    assert lines[0].startswith("mnist: MnistNet, batches of 128 in 2 towers; one worker on cpu with ")
+    assert lines[0].startswith(f"{small}: MnistNet, batches of 128 in 2 towers; one worker on cpu with ")
     assert lines[3].split()[:2] == ["the", "recipe"]
     assert lines[4].startswith("batch_size=32 ")
     assert float(lines[4].split()[2]) < 0.8
-    assert lines[-1].startswith("- To train so: lockstep train mnist --set batch_size=32")
+    assert lines[-1].startswith(f"- To train so: lockstep train {small} --set data.scale=one --set batch_size=32")
     assert "measuring batch_size=32" in log
+    assert "measuring data.scale" not in log
     assert torch.get_num_threads() == threads
 
 
@@ -91,13 +104,32 @@ def test_what_cannot_be_built_is_told_and_the_others_are_measured() -> None:
     assert len(alone.ratios) >= 3
 
 
-def test_json(capsys: pytest.CaptureFixture[str]) -> None:
-    run("mnist", "--seconds", "0.1", "--set", "batch_size=16", "--json")
+def test_of_several_values_of_a_field_the_fastest_is_measured_with_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    ratios = {"batch_size=32": 0.5, "batch_size=16": 0.3, "batch_size=64": 0.8, "num_threads=1": 0.9}
+    monkeypatch.setattr(
+        settings_benchmark,
+        "_compared",
+        lambda as_is, recipe, settings, *_: MeasuredChange(settings, 1.0, (ratios.get(settings[0], 0.2),) * 3),
+    )
+    worker, small = join("cpu"), replace(find("mnist"), batch_size=4)
+    found = compare_settings(small, lambda recipe: benchmark._trained(recipe, worker), worker.device, [*ratios], 0.1)
+    assert [each.settings for each in found.changes[4:]] == [("batch_size=16", "num_threads=1")]
+
+
+def test_json(small: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run(small, "--seconds", "0.1", "--set", "batch_size=16", "--json")
     found = json.loads(capsys.readouterr().out)
     (change,) = found["changes"]
-    assert (found["what"], found["best"], change["settings"]) == ("mnist", ["batch_size=16"], ["batch_size=16"])
+    assert (found["what"], found["best"], change["settings"]) == (small, ["batch_size=16"], ["batch_size=16"])
     assert change["ratios"] == sorted(change["ratios"])
     assert len(change["ratios"]) >= 3
+
+
+def test_where_nothing_can_be_measured_the_steps_of_the_recipe_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    run("mnist", "--set", 'train_only=["nothing*"]', "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert found["seconds"] > 0
+    assert found["changes"][0]["failed"] == "A pattern of train_only matches no parameter."
 
 
 @pytest.mark.parametrize(

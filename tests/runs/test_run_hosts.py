@@ -22,11 +22,14 @@ from worker_processes import HANG_SECONDS, free_port
 from lockstep.checkpoints.fetching import fetch_run
 from lockstep.checkpoints.mirror import Latest
 from lockstep.errors import InputError
-from lockstep.run_files import LATEST
-from lockstep.runs.run import _check_written
+from lockstep.owner import this_process
+from lockstep.recipes.code import with_code
+from lockstep.run_files import LATEST, RESULT
+from lockstep.runs.run import Run, _check_written
+from lockstep.runs.workdir import Workdir
 from lockstep.storage.remote_path import AnyPath, RemotePath
-from lockstep.types import StepRange
-from lockstep.workers.rank import leave
+from lockstep.types import StepRange, Steps
+from lockstep.workers.rank import join, leave
 
 SCRIPT = "import sys, bucket_script as b; b.train_on_hosts(sys.argv[1], sys.argv[2], float(sys.argv[3]))"
 
@@ -126,6 +129,27 @@ def test_another_host_takes_the_place_of_the_chief(
     [loss] = [event for event in history(place) if event["event"] == "continue"]
     assert str(loss["from"]).startswith("the checkpoint of step"), logs[0].read_text()
     assert (tmp_path / "b" / "lockstep").is_dir()
+
+
+def test_the_next_chief_writes_the_recipe_of_this_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lost before its first upload, a chief leaves the recipe and the result of the start before on the bucket."""
+    Machines(tmp_path, monkeypatch).use("first")
+    place = new_place()
+    bucket_script.train(str(place), 4)
+    Machines(tmp_path, monkeypatch).use("second")
+    leave()
+    path = fetch_run(str(place))
+    saved = Workdir(path).recipe()
+    assert saved
+    assert (path / RESULT).exists()
+    recipe = replace(with_code(saved), end=Steps(6))
+    run = Run(recipe, path, join("cpu"))
+    run._chief = replace(this_process(), host="lost")
+    with run._held:
+        assert run._hold_workdir()
+        assert Workdir(path).recipe() == recipe
+        assert not (path / RESULT).exists()
+    leave()
 
 
 def test_a_trace_of_several_hosts_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import lockstep as ls
 from lockstep.checkpoints.mirror import KnownBucket, store_in
 from lockstep.checkpoints.store import Checkpoint, Store
 from lockstep.evaluation.follow import follow
+from lockstep.training.handing_over import hand_over
 from lockstep.training.saving import read_checkpoint, snapshot
 
 
@@ -42,3 +44,24 @@ def test_all_workers_read_the_checkpoint_of_the_chief(tmp_path: Path) -> None:
     chiefs, *others = run_workers(on_a_host, 3, tmp_path)
     assert [each[:2] for each in chiefs] == [(0, [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]])] * 2
     assert others == [chiefs] * 2
+
+
+SIZE_MB = 100
+
+
+def grown_mb(_: object) -> int:
+    """Hand a checkpoint over; returns by how much that has raised the most memory that this worker has had."""
+    here, own = ls.join("cpu"), None
+    if here.is_chief:
+        own = Checkpoint(3, Path(), {"parameters": {"weight": torch.ones(SIZE_MB * 250_000)}}, {})
+    before = getrusage(RUSAGE_SELF).ru_maxrss
+    assert hand_over(own, here).tensors["parameters"]["weight"].sum() == SIZE_MB * 250_000
+    return (getrusage(RUSAGE_SELF).ru_maxrss - before) // 1000
+
+
+@pytest.mark.process
+def test_the_chief_has_a_checkpoint_twice_at_most(tmp_path: Path) -> None:
+    """Its own, and what goes through the exchange."""
+    chief, other = run_workers(grown_mb, 2, tmp_path)
+    assert chief < 2.5 * SIZE_MB
+    assert other < 4 * SIZE_MB
