@@ -34,7 +34,6 @@ from lockstep.detection.tf_center_net_keypoints import (
 from lockstep.detection.tf_layers import draw_weights
 from lockstep.detection.tf_object_graphs import center_net_name_map
 from lockstep.detection.tf_supported import check_supported
-from lockstep.errors import InputError
 from lockstep.models.initial_weights import check_images, give_memory, without_memory
 from lockstep.models.layers import conv2d
 from lockstep.tensors import tensor_on
@@ -183,36 +182,29 @@ class TfCenterNet(DetectionModel):
 
     def postprocess(self, predictions: Mapping[str, Any]) -> Sequence[Detections]:
         """Take the best peaks of the heat map, with what else their cells predict, and the keypoints of each."""
-        if torch.compiler.is_exporting() and self.config.keypoint_estimation_task:
-            raise InputError(
-                "A detector of keypoints cannot be exported: its file has boxes, scores and labels alone.",
-                given="CenterNet",
-                expected="a detector of boxes or masks",
-                hint="export the tensors alone, as .safetensors; or detect with Lockstep: lockstep predict",
-            )
         config, (height, width) = self.config.object_center_params, predictions["shape"]
         logits, sizes, offsets = (predictions[name][-1].float() for name in ("logits", "sizes", "offsets"))
         scores = logits.sigmoid()
         peaks = scores * is_peak(scores.unflatten(1, (height, width)), config.peak_max_pool_kernel_size).flatten(1, 2)
         number = min(config.max_box_predictions, peaks[0].numel())
         top, order = peaks.flatten(1).topk(number)
-        cells, labels = order // self.num_classes, order % self.num_classes + FIRST_LABEL
+        cells, is_found = order // self.num_classes, top > 0
+        labels = torch.where(is_found, order % self.num_classes + FIRST_LABEL, 0)
         halves, moved = (each.gather(1, cells[..., None].expand(-1, -1, 2)) for each in (sizes.relu() / 2, offsets))
         middles = torch.stack([cells // width, cells % width], -1) + moved
         of_cells = clip(torch.cat([middles - halves, middles + halves], -1), (height, width))
         boxes = of_cells * STRIDE
+        points = self._keypoints(predictions, cells, of_cells, labels) if self.config.keypoint_estimation_task else None
         if torch.compiler.is_exporting():
-            is_found = top > 0
-            return [Detections(torch.where(is_found[..., None], boxes, 0.0), top, torch.where(is_found, labels, 0))]
+            return [Detections(torch.where(is_found[..., None], boxes, 0.0), top, labels, keypoints=points)]
         found = [
-            Detections(*(each[of_scores > 0] for each in (of_boxes, of_scores, of_labels)))
-            for of_boxes, of_scores, of_labels in zip(boxes, top, labels, strict=True)
+            Detections(*(each[own] for each in (of_boxes, of_scores, of_labels)))
+            for of_boxes, of_scores, of_labels, own in zip(boxes, top, labels, is_found, strict=True)
         ]
-        if not self.config.keypoint_estimation_task:
+        if points is None:
             return found
-        points = self._keypoints(predictions, cells, of_cells, labels)
         # Those with a score of 0 are the last.
-        return [each._replace(keypoints=own[: len(each.scores)]) for each, own in zip(found, points, strict=True)]
+        return [each._replace(keypoints=block[: len(each.scores)]) for each, block in zip(found, points, strict=True)]
 
     def _keypoints(self, predictions: Mapping[str, Any], cells: Tensor, boxes: Tensor, labels: Tensor) -> Tensor:
         """Find the keypoints of all detections, (batch, detections, keypoints, 3): zeros where a class has none."""

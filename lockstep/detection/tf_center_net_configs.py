@@ -193,10 +193,11 @@ class KeypointEstimation(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.keypoint_ids and len({*self.keypoint_ids}) != len(self.keypoint_labels):
+        ids = self.keypoint_ids
+        if ids and not len(ids) == len({*ids}) == len(self.keypoint_labels):
             raise InputError(
                 "Each keypoint has a place of its own.",
-                given=f"keypoint_ids={list(self.keypoint_ids)} for keypoint_labels={list(self.keypoint_labels)}",
+                given=f"keypoint_ids={list(ids)} for keypoint_labels={list(self.keypoint_labels)}",
                 expected="as many of the one as of the other, each id once",
                 hint="leave out keypoint_ids: they are 0, 1, 2 and so on then",
             )

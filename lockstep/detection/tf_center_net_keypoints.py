@@ -182,7 +182,7 @@ def find_keypoints(
 
 def _peaks(task: KeypointEstimation, scores: Tensor, offsets: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
     """Return the best peaks of each keypoint: scores (batch, keypoints, peaks), and places (..., 2)."""
-    high = scores * is_peak(scores.view(len(scores), *shape, -1), task.peak_max_pool_kernel_size).flatten(1, 2)
+    high = scores * is_peak(scores.reshape(-1, *shape, scores.shape[2]), task.peak_max_pool_kernel_size).flatten(1, 2)
     top, cells = high.transpose(1, 2).topk(min(task.num_candidates_per_keypoint, high.shape[1]))
     places = torch.stack([cells // shape[1], cells % shape[1]], -1)
     own = offsets.transpose(1, 2).expand(-1, scores.shape[2], -1, -1)

@@ -240,7 +240,7 @@ def _check_all_quantized(model: DetectionModel) -> None:
     left = quantizer.layers.keys() - {key.rpartition(":")[0] for key in quantizer.plan.layers}
     if left:
         raise InputError(
-            "Detectors of masks, of keypoints, or with layers for training alone are not trained for whole numbers.",
+            "Layers for masks, for keypoints of regions, or for training alone are not trained for whole numbers.",
             given=f"{len(left)} layers of a {type(model).__name__} that no image alone reaches: "
             f"{shorten(sorted(left))}",
             expected="a detector all of whose layers compute on an image, such as an SSD or a Faster R-CNN",

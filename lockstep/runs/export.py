@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -20,9 +20,6 @@ from lockstep.errors import InputError, LockstepError
 from lockstep.recipes.tasks import Detection
 from lockstep.runs.trained import Trained
 from lockstep.screen import log
-
-if TYPE_CHECKING:
-    pass
 
 FORMATS = (".safetensors", ".pt2", ".onnx")
 """Endings of the file: the tensors alone, or the model with them."""

@@ -109,8 +109,9 @@ def test_tasks_that_cannot_be_told_apart_are_refused(tmp_path: Path) -> None:
     for other in (replace(task, task_name="face"), replace(task, label=1), replace(task, task_name="face", label=3)):
         with pytest.raises(InputError, match="one task of keypoints at most"):
             replace(model, keypoint_estimation_task=(task, other))
-    with pytest.raises(InputError, match="a place of its own"):
-        replace(task, keypoint_ids=(0, 1, 1))
+    for ids in ((0, 1, 1), (0, 1, 2, 2)):
+        with pytest.raises(InputError, match="a place of its own"):
+            replace(task, keypoint_ids=ids)
 
 
 def given(points: list[torch.Tensor] | None) -> Targets:
@@ -159,19 +160,8 @@ def test_a_center_net_learns_keypoints_and_finds_them(tmp_path: Path) -> None:
     assert not found.keypoints[found.labels == 1].any(), "a tree has none"
 
 
-def test_objects_without_their_keypoints_and_an_export_are_refused(tmp_path: Path) -> None:
+def test_objects_without_their_keypoints_are_refused(tmp_path: Path) -> None:
     model: Any = imported(tmp_path).recipe.model.build(0)
     for points in (None, [torch.zeros(3, 2, 3), torch.zeros(0, 2, 3)]):
         with pytest.raises(DataError, match="have not the keypoints"):
             model.assign(given(points))
-    with pytest.raises(InputError, match="cannot be exported"):
-        torch.export.export(Detecting(model.eval()), (torch.zeros(1, 3, 64, 64),))
-
-
-class Detecting(torch.nn.Module):
-    def __init__(self, model: TfCenterNet) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, images: torch.Tensor) -> Any:
-        return self.model.postprocess(self.model(images))

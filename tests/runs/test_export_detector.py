@@ -31,6 +31,8 @@ from lockstep.detection.nms import NmsLimits, detections_of_all, postprocess
 from lockstep.detection.tf_center_net_configs import (
     CenterNet,
     CenterNetFeatureExtractor,
+    KeypointEstimation,
+    KeypointLoss,
     ObjectCenterParams,
     ObjectDetection,
 )
@@ -116,13 +118,37 @@ def efficientdet() -> Any:
 FEW = {"rpn_pre_nms_top_n_test": 100, "rpn_post_nms_top_n_test": 40, "max_detections": 30}
 BY_SIZE = KeepAspectRatioResizer(96, 200, "antialiased")
 PADDED = KeepAspectRatioResizer(120, 160, pad_to_max_dimension=True, per_channel_pad_value=(9, 99, 199))
+FOCAL = PenaltyReducedLogisticFocalLoss(2.0, 4.0)
 FAMILIES = {
     "CenterNet": (
         CenterNet(
             3,
             CenterNetFeatureExtractor("mobilenet_v2_fpn"),
             ObjectDetection(L1LocalizationLoss()),
-            ObjectCenterParams(PenaltyReducedLogisticFocalLoss(2.0, 4.0), max_box_predictions=20),
+            ObjectCenterParams(FOCAL, max_box_predictions=20),
+        ),
+        FixedShapeResizer(128, 160),
+        ["--raw-images", "480x640", "--batch"],
+    ),
+    "CenterNet of keypoints": (
+        CenterNet(
+            3,
+            CenterNetFeatureExtractor("mobilenet_v2_fpn"),
+            ObjectDetection(L1LocalizationLoss()),
+            ObjectCenterParams(FOCAL, max_box_predictions=20),
+            tuple(
+                KeypointEstimation(
+                    KeypointLoss(L1LocalizationLoss(), FOCAL),
+                    f"of class {label}",
+                    label=label,
+                    keypoint_labels=("a", "b", "c"),
+                    keypoint_ids=(3, 1, 0),
+                    num_candidates_per_keypoint=20,
+                    box_scale=99.0,
+                    candidate_ranking_mode=mode,
+                )
+                for label, mode in ((1, "min_distance"), (3, "gaussian_weighted"))
+            ),
         ),
         FixedShapeResizer(128, 160),
         ["--raw-images", "480x640", "--batch"],

@@ -139,7 +139,7 @@ class WithMasks(TinyDetector):
 def test_a_detector_whose_layers_an_image_alone_does_not_reach_is_refused() -> None:
     recipe = replace(tiny_recipe(Path("gone")), model=PythonModel(Function.of(WithMasks), num_classes=2))
     quantized = replace(recipe, quantization=Quantization(0))
-    with pytest.raises(InputError, match=r"Detectors of masks, of keypoints, or .*\n.*: mask_head\n"):
+    with pytest.raises(InputError, match=r"Layers for masks, for keypoints .*\n.*: mask_head\n"):
         build_model(quantized)
 
 
