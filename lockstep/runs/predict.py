@@ -329,12 +329,12 @@ class FoundObjects(_OfImages):
     def objects(self, index: int) -> list[FoundObject]:
         """Return the objects on an image, that of the highest score first."""
         found = self.images[index].found
-        masks = found.masks or (None,) * len(found.labels)
-        points = masks if found.keypoints is None else [tuple(map(tuple, each)) for each in found.keypoints.tolist()]
+        none = (None,) * len(found.labels)
+        points = none if found.keypoints is None else [tuple(map(tuple, each)) for each in found.keypoints.tolist()]
         columns = (column.tolist() for column in (found.labels, found.scores, found.boxes))
         return [
             FoundObject(label, self.class_names.get(label) or str(label), score, tuple(box), mask, own)
-            for label, score, box, mask, own in zip(*columns, masks, points, strict=True)
+            for label, score, box, mask, own in zip(*columns, found.masks or none, points, strict=True)
         ]
 
 
