@@ -106,8 +106,8 @@ def usual_changes(parts: Parts, device: torch.device, *, num_threads: int) -> It
         if num_threads > 1:
             yield "num_threads=1"
     else:
-        flags = {"conv_tf32": towers.conv_tf32, "matmul_tf32": towers.matmul_tf32, "cudnn_benchmark": None}
-        yield from (f"towers.{name}=true" for name, is_set in flags.items() if not is_set)
+        flags = ("conv_tf32", "matmul_tf32", "cudnn_benchmark")
+        yield from (f"towers.{name}=true" for name in flags if not getattr(towers, name))
     if not towers.compile:
         yield "towers.compile=true"
 

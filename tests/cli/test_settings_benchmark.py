@@ -56,6 +56,8 @@ def test_what_usually_matters_depends_on_the_model_and_the_device() -> None:
     assert {"towers.conv_tf32=true", "towers.cudnn_benchmark=true"} < {
         *usual_changes(parts, torch.device("meta"), num_threads=2)
     }
+    timed = replace(parts, towers=replace(parts.towers, cudnn_benchmark=True))
+    assert "towers.cudnn_benchmark=true" not in usual_changes(timed, torch.device("meta"), num_threads=2)
     parts.state.model = nn.Linear(2, 2)
     assert not any("channels_last" in each for each in usual_changes(parts, torch.device("cpu"), num_threads=1))
 
